@@ -6,12 +6,11 @@ import torch
 
 from benchmarks.quality import task
 from benchmarks.quality.arms import DataParallel, Outcome, Synchronous
-from skerry_learner.settings import InnerOptimizerName
 
 
 def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     """Trains one model on all learners' batches at once."""
-    inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer), arm.rank)
+    inner = task.Inner(arm.peak_rate, arm.step_count, arm.optimizer, arm.rank)
     training = task.InnerTraining(inner, seed=seed)
     parts, batch_size = arm.shard_count or arm.learner_count, arm.batch_size
     samplers = [

@@ -20,7 +20,7 @@ from skerry_learner.corpus import Corpus, ShardSelection, load_corpus
 from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
 from skerry_learner.model import MODEL_CONFIGS, Gpt
 from skerry_learner.schedule import LearningRateSchedule
-from skerry_learner.settings import InnerOptimizerName, OptimizerSettings
+from skerry_learner.settings import OptimizerSettings
 
 MODEL: Final = MODEL_CONFIGS["nano"]
 BATCH_SIZE: Final = 8
@@ -45,7 +45,7 @@ class Inner:
 
     peak_rate: float
     step_count: int  # of the learning rate's schedule
-    optimizer: InnerOptimizerName = InnerOptimizerName.ADAMW
+    optimizer: str = "adamw"
     rank: int = 0  # of the adapters that are trained on a trained model; 0: the whole model is, from scratch
 
 

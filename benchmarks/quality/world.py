@@ -32,7 +32,6 @@ from skerry.v1 import runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from skerry_learner.schedule import run_position
-from skerry_learner.settings import InnerOptimizerName
 from skerry_syncer.run.host import HostSettings
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.log.entries import Fate, RunStatus
@@ -212,7 +211,7 @@ class _Learner:
         self._fault = world.fault_of(index)
         self._name = f"learner-{index}"
         arm = world.arm
-        inner = task.Inner(arm.peak_rate, arm.step_count, InnerOptimizerName(arm.optimizer), arm.rank)
+        inner = task.Inner(arm.peak_rate, arm.step_count, arm.optimizer, arm.rank)
         self.waiting_s = 0.0
         self.answers: list[int] = []  # steps from each copy to adoption
         self.is_flushed = False

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from skerry_learner.corpus import TokenSpans
-from skerry_learner.errors import DataError
+from skerry_learner.errors import LearnerInputError
 from skerry_learner.model import ModelConfig
 
 _Window: TypeAlias = NDArray[np.int64]  # (context + 1,)
@@ -49,13 +49,13 @@ class BatchSampler:
         """Sample from `tokens` for a model of this shape.
 
         Raises:
-            DataError: there are too few tokens for one batch.
+            LearnerInputError: there are too few tokens for one batch.
         """
         self._window = model.context + 1
         # One window fewer than fits, so that every offset leaves room for them all.
         self._window_count = len(tokens) // self._window - 1
         if self._window_count < batch_size:
-            raise DataError(
+            raise LearnerInputError(
                 f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={model.context}. "
                 f"use more --data, fewer shards, or a smaller --batch"
             )
@@ -71,7 +71,7 @@ class BatchSampler:
         """The batch of the step that follows `step` done ones.
 
         Raises:
-            DataError: a token is outside the vocabulary.
+            LearnerInputError: a token is outside the vocabulary.
         """
         first = step * self._batch_size
         windows = [self._window_at(number) for number in range(first, first + self._batch_size)]
@@ -96,12 +96,12 @@ def held_out_batches(tokens: TokenSpans, model: ModelConfig, *, batch_size: int,
     There are `window_count` windows, or as many as fit without overlap. The last batch may be smaller.
 
     Raises:
-        DataError: there are fewer tokens than one window, or a token is outside the vocabulary.
+        LearnerInputError: there are fewer tokens than one window, or a token is outside the vocabulary.
     """
     window = model.context + 1
     count = min(window_count, len(tokens) // window)
     if count == 0:
-        raise DataError(
+        raise LearnerInputError(
             f"too few held-out tokens. tokens={len(tokens)}, context={model.context}. "
             "use more --data or a smaller --context"
         )
@@ -115,7 +115,7 @@ def _as_batch(windows: list[_Window], vocabulary: int) -> Batch:
     # Checked batch by batch: reading all of a large corpus at the start would take minutes.
     largest = int(stacked.max())
     if largest >= vocabulary:
-        raise DataError(
+        raise LearnerInputError(
             f"the data has a token outside the model's vocabulary. token={largest}, vocabulary={vocabulary}. "
             f"raise --vocabulary"
         )

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from skerry.runtime.files import replacing
-from skerry_learner.errors import CheckpointError
+from skerry_learner.errors import LearnerInputError
 from skerry_learner.inner_training import InnerOptimizer
 from skerry_learner.model import Gpt, ModelConfig
 
@@ -64,21 +64,21 @@ def load_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer) -> Tra
     Returns its position, or None if there is no checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or belongs to another model or optimizer.
+        LearnerInputError: it cannot be read, or belongs to another model or optimizer.
     """
     if not path.exists():
         return None
     content = _read(path)
     config = ModelConfig(**content["config"])
     if config != model.config:
-        raise CheckpointError(
+        raise LearnerInputError(
             f"the checkpoint belongs to another model. path={path}, checkpoint={config}, requested={model.config}. "
             f"use another --work-dir, or the options that the checkpoint was made with"
         )
     try:
         optimizer.load_state_dict(content["optimizer"])
     except ValueError as error:
-        raise CheckpointError(
+        raise LearnerInputError(
             f"the checkpoint belongs to another optimizer. path={path}, cause={error}. "
             f"use another --work-dir, or the --optimizer that the checkpoint was made with"
         ) from error
@@ -106,11 +106,11 @@ def _read(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cause = type(error).__name__  # torch's own advice would not help here
-        raise CheckpointError(
+        raise LearnerInputError(
             f"cannot read the checkpoint. path={path}, cause={cause}. remove it, or use another --work-dir"
         ) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise CheckpointError(f"not a checkpoint of this version. path={path}. remove it, or use another --work-dir")
+        raise LearnerInputError(f"not a checkpoint of this version. path={path}. remove it, or use another --work-dir")
     return content
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from skerry_learner.exposition import LearnerMetrics
     from skerry_learner.settings import LearnSettings
     from skerry_learner.training import Training
-
-S = TypeVar("S")
 
 _TARGET_HELP = "Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443."
 _METRICS_HELP = "Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]"
@@ -207,39 +204,31 @@ def _own_id(options: dict[str, Any]) -> str:
 
 
 def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
-    from skerry_learner import settings
     from skerry_learner.model import MODEL_CONFIGS
+    from skerry_learner.settings import LearnSettings, OptimizerSettings
 
-    def filled(kind: Callable[..., S], **others: Any) -> S:
-        """Returns settings of this kind: fields that are not in `others` are options of the same name."""
-        names = inspect.signature(kind).parameters.keys() & options.keys()
-        return kind(**{name: options[name] for name in names} | others)
-
-    model = MODEL_CONFIGS[options["model"]]
     sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
     try:
-        model = replace(model, **sizes, has_tied_embedding=not options["untied"])
+        model = replace(MODEL_CONFIGS[options["model"]], **sizes, has_tied_embedding=not options["untied"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     limit_mb: float | None = options["data_limit_mb"]
-    name = settings.InnerOptimizerName(options["name"])
-    return filled(
-        settings.LearnSettings,
-        learner_id=learner_id,
-        work_directory=options["work_directory"] or _LEARNERS / learner_id,
-        model=model,
-        data=filled(settings.DataSettings, size_limit_bytes=None if limit_mb is None else int(limit_mb * 1e6)),
-        optimizer=filled(
-            settings.OptimizerSettings, name=name, horizon_steps=options["horizon_steps"] or options["step_count"]
-        ),
-        loop=filled(settings.LoopSettings),
-        machine=filled(settings.MachineSettings),
-        run=filled(
-            settings.RunSettings,
-            target=None if options["alone"] else options["target"],
-            region=options["region"] or "",
-        ),
-    )
+    schedule = {"horizon_steps": options["horizon_steps"] or options["step_count"]}
+    derived: dict[str, Any] = {
+        "learner_id": learner_id,
+        "work_directory": options["work_directory"] or _LEARNERS / learner_id,
+        "model": model,
+        "size_limit_bytes": None if limit_mb is None else int(limit_mb * 1e6),
+        "optimizer": OptimizerSettings(**(_named(OptimizerSettings, options) | schedule)),
+        "target": None if options["alone"] else options["target"],
+        "region": options["region"] or "",
+    }
+    return LearnSettings(**(_named(LearnSettings, options) | derived))
+
+
+def _named(kind: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options that have the name of a field of this dataclass."""
+    return {item.name: options[item.name] for item in fields(kind) if item.name in options}
 
 
 def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> TrainingPosition:
@@ -247,24 +236,20 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
 
     from skerry.runtime.clock import SystemClock
     from skerry.runtime.logs import log_to_stderr
-    from skerry_learner.device import choose_device
-    from skerry_learner.errors import DeviceError, LearnerInputError
+    from skerry_learner.errors import LearnerInputError
     from skerry_learner.training import prepare, train
 
     log_to_stderr()
     with _stop_on_signals() as stop:
         try:
-            device = choose_device(settings.machine.device)
-            torch.set_num_threads(settings.machine.thread_count)
-            training = prepare(settings, device)
+            torch.set_num_threads(settings.thread_count)
+            training = prepare(settings)
             gc.collect()
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
-            if settings.run.target is None:
+            if settings.target is None:
                 stop.is_training = True
                 return train(training, None, clock=SystemClock(), stop=stop.event)
-            return _train_attached(training, settings.run.target, policy, stop, metrics)
-        except DeviceError as error:
-            raise click.BadParameter(str(error), param_hint="--device") from error
+            return _train_attached(training, settings.target, policy, stop, metrics)
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
@@ -283,17 +268,17 @@ def _train_attached(
             Learner(
                 training.model,
                 target=target,
-                run=settings.run.run,
+                run=settings.run,
                 learner_id=settings.learner_id,
-                region=settings.run.region,
-                create=settings.run.may_create,
+                region=settings.region,
+                create=settings.may_create,
                 policy=policy,
-                tls=settings.run.tls,
+                tls=settings.tls,
             )
         )
         learner.count_from(training.position.step, training.position.tokens)
         if metrics is not None:
-            _expose(stack, LearnerMetrics(learner, run=settings.run.run, learner_id=settings.learner_id), metrics)
+            _expose(stack, LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id), metrics)
         stop.is_training = True
         position = train(training, learner, clock=SystemClock(), stop=stop.event)
         if learner.failure is not None:

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry_learner.errors import DataError
+from skerry_learner.errors import LearnerInputError
 
 Tokens: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
 
@@ -125,7 +125,7 @@ def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes:
     hashes up to that size, and the last one is cut.
 
     Raises:
-        DataError: there is nothing to read, it cannot be read, or it is too short to split.
+        LearnerInputError: there is nothing to read, it cannot be read, or it is too short to split.
     """
     documents = list(_standard_library() if source is None else _documents(source))
     documents.sort(key=lambda document: _name_hash(document[0]))
@@ -134,7 +134,9 @@ def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes:
     named = "Python's standard library" if source is None else str(source)
     train, held_out = _split(documents)
     if not (len(train) and len(held_out)):
-        raise DataError(f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy")
+        raise LearnerInputError(
+            f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy"
+        )
     return Corpus(train.part(shard.index, shard.count), held_out, f"{named}, shard {shard.index}/{shard.count}")
 
 
@@ -183,7 +185,9 @@ def _documents(source: Path) -> Iterator[tuple[str, Tokens]]:
         yield from _file_documents(source, source.name)
         return
     if not source.is_dir():
-        raise DataError(f"no such file or directory: {source}. pass --data text or token shards, or leave it out")
+        raise LearnerInputError(
+            f"no such file or directory: {source}. pass --data text or token shards, or leave it out"
+        )
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
     shards = [path for path in paths if path.suffix in {".bin", ".npy"}]
     for path in shards or paths:
@@ -203,7 +207,7 @@ def _text_documents(path: Path, name: str) -> Iterator[tuple[str, Tokens]]:
     try:
         content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except OSError as error:
-        raise DataError(f"cannot read data. path={path}, cause={error.strerror}") from error
+        raise LearnerInputError(f"cannot read data. path={path}, cause={error.strerror}") from error
     for start in range(0, content.size, _DOCUMENT_BYTES):
         yield f"{name}#{start}", content[start : start + _DOCUMENT_BYTES]
 
@@ -216,9 +220,11 @@ def _mapped_tokens(path: Path) -> Tokens:
             return np.memmap(path, dtype="<u2", mode="r")
         tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read a token shard. path={path}, cause={error}. write it again as uint16") from error
+        raise LearnerInputError(
+            f"cannot read a token shard. path={path}, cause={error}. write it again as uint16"
+        ) from error
     if tokens.ndim != 1 or tokens.dtype not in (np.dtype("<u2"), np.dtype("u1")):
-        raise DataError(
+        raise LearnerInputError(
             f"a token shard must be one-dimensional uint16 or uint8. "
             f"path={path}, dtype={tokens.dtype}, shape={tokens.shape}"
         )

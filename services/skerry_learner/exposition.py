@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from skerry import SkerryError, Stats
+from skerry import Stats
+from skerry_learner.training import AttachedLearner
 
 _LABELS: Final = ("run", "learner")
 _Value = Callable[[Stats], float | None]
@@ -34,26 +35,10 @@ _GAUGES: Final[dict[str, tuple[str, _Value]]] = {
 }
 
 
-class Exchanging(Protocol):
-    """What is read of `skerry.Learner`, from any thread."""
-
-    @property
-    def stats(self) -> Stats:
-        """What was exchanged so far."""
-
-    @property
-    def progress(self) -> float | None:
-        """Inner steps of the run, or None while they are not known."""
-
-    @property
-    def failure(self) -> SkerryError | None:
-        """Why this learner no longer exchanges, if it does not."""
-
-
 class LearnerMetrics:
     """The metrics of one learner, with its id and run for labels."""
 
-    def __init__(self, learner: Exchanging, *, run: str, learner_id: str) -> None:
+    def __init__(self, learner: AttachedLearner, *, run: str, learner_id: str) -> None:
         self._learner = learner
         self._values = (run, learner_id)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skerry_learner.batches import Batch
 from skerry_learner.model import Gpt
-from skerry_learner.settings import InnerOptimizerName, OptimizerSettings
+from skerry_learner.settings import OptimizerSettings
 
 
 class InnerOptimizer:
@@ -60,7 +60,7 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
     vectors = [parameter for _, parameter in named if parameter.ndim <= 1]
     matrices = [parameter for _, parameter in named if parameter.ndim > 1]
     muon: list[torch.optim.Optimizer] = []
-    if settings.name is InnerOptimizerName.MUON:
+    if settings.name == "muon":
         hidden = [parameter for name, parameter in named if parameter.ndim > 1 and name.startswith("blocks.")]
         matrices = [parameter for name, parameter in named if parameter.ndim > 1 and not name.startswith("blocks.")]
         muon = [

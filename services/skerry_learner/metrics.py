@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,6 @@ class MetricsLine:
     """Time slept to emulate slower hardware."""
     sync_stall_ms: float = 0.0
     """Time that the training thread spent in `Learner.step` after this step."""
-    sync_cpu_ms: float = 0.0
-    """Processor time of the training thread within `sync_stall_ms`."""
-    sync_queued_ms: float = 0.0
-    """Time within `sync_stall_ms` that it was ready to run and waited for a processor; the rest is locks."""
     val_loss: float | None = None
     """Loss on the held-out windows, or null if this step did not evaluate."""
     run_progress: float | None = None
@@ -66,87 +61,57 @@ class MetricsLine:
     """The version of each fragment that the model has adopted."""
 
 
-def _is_json(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 class MetricsWriter:
-    """Appends lines to a file; a context manager.
-
-    An unfinished last line of a killed process is cut off first.
-    """
+    """Appends lines to a file; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending; its directory is created."""
+        """Opens `path` for appending; its directory is created."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab+", buffering=0)
         self._cut_torn_line()
 
     def write(self, line: MetricsLine) -> None:
-        """Append `line`. Readers see it when this returns; it is not synced to the disk yet.
+        """Appends `line`. Readers see it when this returns.
 
         Raises:
-            OSError: it could not be written; the file is unchanged.
+            OSError: it could not be written; the file ends with the line before it.
         """
-        values = {name: value if _is_json(value) else None for name, value in asdict(line).items()}
-        text = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        begin = self._file.seek(0, os.SEEK_END)
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(line).items()
+        }
         try:
-            # A disk that becomes full may accept a part of the line.
-            written = 0
-            while written < len(text):
-                written += self._file.write(text[written:])
+            text = memoryview(json.dumps(values, separators=(",", ":")).encode() + b"\n")
+            while text:  # a disk that becomes full may accept a part of the line
+                text = text[self._file.write(text) :]
         except OSError:
-            self._file.truncate(begin)
+            self._cut_torn_line()
             raise
 
-    def close(self) -> None:
-        """Sync the file and close it. Idempotent."""
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
-
     def __enter__(self) -> Self:
-        """Enter the context."""
+        """Enters the context."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
-        self.close()
+        """Closes the file."""
+        self._file.close()
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole != len(content):
-            self._file.truncate(whole)
-
-
-_FIELD_NAMES = frozenset(item.name for item in fields(MetricsLine))
-
-
-def parse_metrics_line(text: str | bytes) -> MetricsLine:
-    """One line of the file. Unknown fields, which a newer version may write, are ignored.
-
-    Raises:
-        ValueError: it is not a JSON object, or lacks a field without a default.
-    """
-    value: Any = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"a metrics line must be a JSON object. line={text!r:.80}")  # noqa: TRY004 - the file's content is wrong, not a type in the program
-    if value.get("loss", 0) is None:
-        value["loss"] = math.nan
-    try:
-        return MetricsLine(**{name: item for name, item in value.items() if name in _FIELD_NAMES})
-    except TypeError as error:
-        raise ValueError(f"a metrics line lacks fields. line={text!r:.80}") from error
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
 
 def read_metrics(path: Path) -> Iterator[MetricsLine]:
-    """All complete lines of the file at `path`, in order; none if there is no file."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for text in file:
-            if text.endswith(b"\n"):
-                yield parse_metrics_line(text)
+    """Yields the whole lines of the file at `path`, in order; none if there is no file.
+
+    Raises:
+        ValueError: a line is no JSON, or lacks a field without a default.
+    """
+    names = {item.name for item in fields(MetricsLine)}
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if text.endswith(b"\n"):
+            values = {name: value for name, value in json.loads(text).items() if name in names}
+            try:
+                yield MetricsLine(**values | {"loss": math.nan if values["loss"] is None else values["loss"]})
+            except (TypeError, KeyError) as error:
+                raise ValueError(f"a metrics line lacks fields. path={path}, line={text!r:.80}") from error

@@ -14,7 +14,7 @@ from skerry.runtime.logs import get_logger
 from skerry_learner.batches import Batch, BatchSampler, held_out_batches
 from skerry_learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
 from skerry_learner.corpus import load_corpus
-from skerry_learner.errors import CheckpointError, UnsentWorkError
+from skerry_learner.errors import LearnerInputError
 from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
 from skerry_learner.metrics import MetricsLine, MetricsWriter, read_metrics
 from skerry_learner.model import Gpt
@@ -74,21 +74,39 @@ class Training:
     attempt: int
 
 
-def prepare(settings: LearnSettings, device: torch.device) -> Training:
+def choose_device(name: str) -> torch.device:
+    """Returns the torch device `name`; `auto` is the first CUDA device, or the CPU if there is none.
+
+    Raises:
+        LearnerInputError: there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise LearnerInputError(
+            f"no such device. device={name}, cause={str(error).splitlines()[0]}. pass another --device, or auto"
+        ) from error
+    return device
+
+
+def prepare(settings: LearnSettings) -> Training:
     """The model, its data and its optimizer, resumed from the local checkpoint where there is one.
 
     Raises:
-        DataError: the data cannot be read, or is too short.
-        CheckpointError: the checkpoint cannot be resumed.
+        LearnerInputError: the data cannot be read, or is too short.
+        LearnerInputError: the checkpoint cannot be resumed.
     """
-    data = settings.data
-    corpus = load_corpus(data.source, shard=data.shard, size_limit_bytes=data.size_limit_bytes)
+    corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=settings.size_limit_bytes)
     sampler = BatchSampler(
-        corpus.train, settings.model, batch_size=data.batch_size, seed=settings.seed, learner=settings.learner_id
+        corpus.train, settings.model, batch_size=settings.batch_size, seed=settings.seed, learner=settings.learner_id
     )
     held_out = held_out_batches(
-        corpus.held_out, settings.model, batch_size=data.batch_size, window_count=data.held_out_window_count
+        corpus.held_out, settings.model, batch_size=settings.batch_size, window_count=settings.held_out_window_count
     )
+    device = choose_device(settings.device)
     torch.manual_seed(settings.seed)
     model = Gpt(settings.model).to(device)
     optimizer = make_optimizer(model, settings.optimizer)
@@ -127,8 +145,8 @@ def train(
     disk does not stop training.
 
     Raises:
-        CheckpointError: the last checkpoint could not be written.
-        UnsentWorkError: the last work was not acknowledged.
+        LearnerInputError: the last checkpoint could not be written.
+        LearnerInputError: the last work was not acknowledged.
     """
     with MetricsWriter(training.settings.metrics_path) as writer:
         loop = _Loop(training, learner, clock=clock, writer=writer)
@@ -144,7 +162,7 @@ def train(
                 is_saved = loop.save()
     if not is_saved:
         path = training.settings.checkpoint_path
-        raise CheckpointError(
+        raise LearnerInputError(
             f"trained to the end, but cannot write the checkpoint. path={path}. free space or pass another --work-dir"
         )
     return loop.position
@@ -168,8 +186,8 @@ class _Loop:
         self._schedule = LearningRateSchedule(optimizer.peak_rate, optimizer.warmup_steps, optimizer.horizon_steps)
 
     def run(self, stop: threading.Event) -> None:
-        loop = self._training.settings.loop
-        while self.position.step < loop.step_count:
+        settings = self._training.settings
+        while self.position.step < settings.step_count:
             if stop.is_set():
                 _log.info("stopping on request", step=self.position.step)
                 return
@@ -177,7 +195,7 @@ class _Loop:
                 _log.info("the run is closed", step=self.position.step)
                 return
             self._step()
-            if loop.checkpoint_every and self.position.step % loop.checkpoint_every == 0:
+            if settings.checkpoint_every and self.position.step % settings.checkpoint_every == 0:
                 self.save()
 
     def save(self) -> bool:
@@ -200,9 +218,9 @@ class _Loop:
         """Flush the learner, and write the last metrics line again, so that the file ends with the final counts.
 
         Raises:
-            UnsentWorkError: the last work was not acknowledged.
+            LearnerInputError: the last work was not acknowledged.
         """
-        timeout_s, is_flushed = self._training.settings.loop.flush_timeout_s, True
+        timeout_s, is_flushed = self._training.settings.flush_timeout_s, True
         if self._learner is not None:
             is_flushed = self._learner.flush(timeout_s, is_last=True)
             if (failure := self._learner.failure) is not None:
@@ -212,7 +230,7 @@ class _Loop:
         if self._last_line is not None:
             self._write(self._with_exchange(self._last_line))
         if self._learner is not None and not is_flushed:
-            raise UnsentWorkError(
+            raise LearnerInputError(
                 f"trained to the end, but the syncer did not take the last work within {timeout_s:g} s. "
                 f"steps={self._learner.stats.unsent_step_count}. See whether it runs and has space, or raise "
                 "--flush-timeout"
@@ -232,14 +250,14 @@ class _Loop:
         begun_s = clock.monotonic_s()
         loss, token_count = self._train_on(training.sampler.batch(self.position.step), rate)
         compute_s = clock.monotonic_s() - begun_s
-        slowdown_s = (training.settings.loop.slowdown - 1.0) * compute_s
+        slowdown_s = (training.settings.slowdown - 1.0) * compute_s
         clock.block(slowdown_s)
         self.position = TrainingPosition(
             step=self.position.step + 1,
             tokens=self.position.tokens + token_count,
             time_s=clock.monotonic_s() - self._started_s,
         )
-        begun_s, begun_cpu_s, begun_queued_s = clock.monotonic_s(), clock.thread_cpu_s(), clock.thread_queued_s()
+        begun_s = clock.monotonic_s()
         if learner is not None:
             learner.step(token_count, loss)
         self._report(
@@ -248,8 +266,6 @@ class _Loop:
             step_time_ms=compute_s * 1e3,
             slowdown_ms=slowdown_s * 1e3,
             sync_stall_ms=(clock.monotonic_s() - begun_s) * 1e3,
-            sync_cpu_ms=(clock.thread_cpu_s() - begun_cpu_s) * 1e3,
-            sync_queued_ms=(clock.thread_queued_s() - begun_queued_s) * 1e3,
         )
 
     def _train_on(self, batch: Batch, rate: float) -> tuple[float, int]:
@@ -268,8 +284,8 @@ class _Loop:
     def _report(self, loss: float, rate: float, **times_ms: Any) -> None:
         """Writes the step's metrics line; `times_ms` are fields of the line."""
         settings, step = self._training.settings, self.position.step
-        every = settings.loop.evaluate_every
-        is_due = bool(every) and (step % every == 0 or step == settings.loop.step_count)
+        every = settings.evaluate_every
+        is_due = bool(every) and (step % every == 0 or step == settings.step_count)
         line = MetricsLine(
             learner=settings.learner_id,
             attempt=self._training.attempt,
@@ -285,7 +301,7 @@ class _Loop:
         line = self._with_exchange(line)
         self._write(line)
         self._last_line = line
-        if settings.loop.log_every and (step % settings.loop.log_every == 0 or step == settings.loop.step_count):
+        if settings.log_every and (step % settings.log_every == 0 or step == settings.step_count):
             _log.info(
                 "step",
                 learner=settings.learner_id,

@@ -149,7 +149,7 @@ def _train(
     clock = SystemClock()
     cycle_s = stall_s = 0.0
     while not is_ending.is_set() and learner.failure is None:
-        began_s, queued_s = clock.monotonic_s(), clock.thread_queued_s()
+        began_s, queued_s = clock.monotonic_s(), _queued_s()
         time.sleep(given["step_s"] * pauses.uniform(0.9, 1.1))
         before = problem.flat(arrays)
         loss = problem.descend(arrays, source)
@@ -161,7 +161,12 @@ def _train(
         longest_s = max((waited - waits_s.get(thread, waited) for thread, waited in _waits_s().items()), default=0.0)
         most_stolen_s = max(after - before for before, after in zip(stolen_s, _stolen_s(), strict=False))
         stall_s = max(now_s - step_s - max(longest_s, most_stolen_s), 0.0)
-        cycle_s = now_s - began_s - (clock.thread_queued_s() - queued_s)
+        cycle_s = now_s - began_s - (_queued_s() - queued_s)
+
+
+def _queued_s() -> float:
+    """Returns the seconds that the calling thread waited for a processor, ready to run."""
+    return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
 
 
 def _waits_s() -> dict[str, float]:

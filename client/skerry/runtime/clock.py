@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
-from typing import Final, Protocol
-
-_SCHEDULING: Final = Path("/proc/thread-self/schedstat")
+from typing import Protocol
 
 
 class StepClock(Protocol):
@@ -33,12 +30,6 @@ class ThreadClock(StepClock, Protocol):
     def unix_s(self) -> float:
         """Returns seconds since 1970 by the machine's calendar clock: for people, never for decisions."""
 
-    def thread_cpu_s(self) -> float:
-        """Returns the processor seconds that the calling thread has used."""
-
-    def thread_queued_s(self) -> float:
-        """Returns the seconds that the calling thread waited for a processor, ready to run; 0 if it is not counted."""
-
     def block(self, duration_s: float) -> None:
         """Suspends the calling thread for `duration_s` seconds; returns at once if that is zero or less."""
 
@@ -57,17 +48,6 @@ class SystemClock:
     async def sleep(self, duration_s: float) -> None:
         """Sleeps on the running loop."""
         await asyncio.sleep(duration_s)
-
-    def thread_cpu_s(self) -> float:
-        """Returns the processor seconds of the calling thread."""
-        return time.thread_time()
-
-    def thread_queued_s(self) -> float:
-        """Returns what Linux counts in the thread's `schedstat`; 0 on other systems."""
-        try:
-            return int(_SCHEDULING.read_bytes().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
 
     def block(self, duration_s: float) -> None:
         """Suspends this thread."""

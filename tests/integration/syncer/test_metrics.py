@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import click
 import grpc
@@ -232,7 +232,7 @@ def test_a_wrong_address_for_metrics_is_refused(command: Any, options: Iterable[
 
 
 def test_a_taken_port_for_metrics_is_said_under_its_option(tmp_path: Path) -> None:
-    with exposed(LearnerMetrics(Resting(), run="fit", learner_id="us"), "127.0.0.1:0") as url:
+    with exposed(LearnerMetrics(cast("Any", Resting()), run="fit", learner_id="us"), "127.0.0.1:0") as url:
         address = url.removeprefix("http://").removesuffix("/metrics")
         options = ["--listen", "127.0.0.1:0", "--metrics", address, "--store", (tmp_path / "store").as_uri()]
         result = CliRunner().invoke(serve, options)

@@ -10,7 +10,7 @@ import torch
 
 from skerry_learner.batches import BatchSampler, held_out_batches
 from skerry_learner.corpus import TokenSpans
-from skerry_learner.errors import DataError
+from skerry_learner.errors import LearnerInputError
 from skerry_learner.model import MODEL_CONFIGS
 
 _MODEL = replace(MODEL_CONFIGS["nano"], context=9, vocabulary=1000)
@@ -65,12 +65,12 @@ def test_held_out_windows_are_spread_over_the_whole_and_never_change() -> None:
 
 
 def test_too_little_data_says_what_would_help() -> None:
-    with pytest.raises(DataError, match="use more --data, fewer shards, or a smaller --batch"):
+    with pytest.raises(LearnerInputError, match="use more --data, fewer shards, or a smaller --batch"):
         _sampler(batch_size=100)
-    with pytest.raises(DataError, match="too few held-out tokens"):
+    with pytest.raises(LearnerInputError, match="too few held-out tokens"):
         held_out_batches(TokenSpans([]), _MODEL, batch_size=4, window_count=6)
 
 
 def test_a_token_outside_the_vocabulary_says_what_would_help() -> None:
-    with pytest.raises(DataError, match="raise --vocabulary"):
+    with pytest.raises(LearnerInputError, match="raise --vocabulary"):
         _sampler(vocabulary=10).batch(0)

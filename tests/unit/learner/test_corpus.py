@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry_learner.corpus import HELD_OUT_SHARE, ShardSelection, TokenSpans, load_corpus
-from skerry_learner.errors import DataError
+from skerry_learner.errors import LearnerInputError
 
 _WHOLE = ShardSelection()
 
@@ -99,25 +99,25 @@ def test_a_slice_may_run_across_documents() -> None:
 
 
 def test_a_missing_source_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no such file or directory: .*nowhere.*--data"):
+    with pytest.raises(LearnerInputError, match=r"no such file or directory: .*nowhere.*--data"):
         load_corpus(tmp_path / "nowhere", shard=_WHOLE)
 
 
 def test_an_empty_directory_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no tokens to train on"):
+    with pytest.raises(LearnerInputError, match="no tokens to train on"):
         load_corpus(tmp_path, shard=_WHOLE)
 
 
 @pytest.mark.parametrize("content", [np.zeros((3, 3), dtype=np.uint16), np.zeros(9, dtype=np.float32)])
 def test_an_array_that_holds_no_tokens_is_refused(tmp_path: Path, content: NDArray[Any]) -> None:
     np.save(tmp_path / "tokens.npy", content)
-    with pytest.raises(DataError, match="one-dimensional uint16"):
+    with pytest.raises(LearnerInputError, match="one-dimensional uint16"):
         load_corpus(tmp_path, shard=_WHOLE)
 
 
 def test_a_damaged_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens.npy").write_bytes(b"not an array")
-    with pytest.raises(DataError, match="cannot read a token shard"):
+    with pytest.raises(LearnerInputError, match="cannot read a token shard"):
         load_corpus(tmp_path, shard=_WHOLE)
 
 

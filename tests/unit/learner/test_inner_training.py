@@ -11,12 +11,12 @@ import torch
 from skerry_learner.batches import Batch
 from skerry_learner.inner_training import InnerOptimizer, inner_step, make_optimizer
 from skerry_learner.model import MODEL_CONFIGS, Gpt
-from skerry_learner.settings import InnerOptimizerName, OptimizerSettings
+from skerry_learner.settings import OptimizerSettings
 
-BOTH = pytest.mark.parametrize("name", InnerOptimizerName)
+BOTH = pytest.mark.parametrize("name", ["adamw", "muon"])
 
 
-def made(name: InnerOptimizerName) -> tuple[Gpt, InnerOptimizer]:
+def made(name: str) -> tuple[Gpt, InnerOptimizer]:
     torch.manual_seed(0)
     model = Gpt(MODEL_CONFIGS["nano"])
     return model, make_optimizer(model, OptimizerSettings(name=name))
@@ -33,14 +33,14 @@ def losses(model: Gpt, optimizer: InnerOptimizer, count: int) -> list[float]:
 
 
 @BOTH
-def test_the_loss_falls(name: InnerOptimizerName) -> None:
+def test_the_loss_falls(name: str) -> None:
     found = losses(*made(name), 30)
     assert found[0] == pytest.approx(math.log(256), abs=0.2)
     assert found[-1] < 0.5 * found[0]
 
 
 @BOTH
-def test_every_parameter_is_trained(name: InnerOptimizerName) -> None:
+def test_every_parameter_is_trained(name: str) -> None:
     model, optimizer = made(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     losses(model, optimizer, 2)
@@ -48,7 +48,7 @@ def test_every_parameter_is_trained(name: InnerOptimizerName) -> None:
 
 
 @BOTH
-def test_a_resumed_optimizer_goes_on_bit_for_bit(name: InnerOptimizerName) -> None:
+def test_a_resumed_optimizer_goes_on_bit_for_bit(name: str) -> None:
     model, optimizer = made(name)
     losses(model, optimizer, 3)
     other, resumed = made(name)
@@ -58,14 +58,14 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(name: InnerOptimizerName) -> No
 
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
-    _, adamw = made(InnerOptimizerName.ADAMW)
-    _, muon = made(InnerOptimizerName.MUON)
+    _, adamw = made("adamw")
+    _, muon = made("muon")
     with pytest.raises(ValueError, match="doesn't match"):
         muon.load_state_dict(adamw.state_dict())
 
 
 @BOTH
-def test_a_gradient_that_is_no_number_changes_nothing(name: InnerOptimizerName) -> None:
+def test_a_gradient_that_is_no_number_changes_nothing(name: str) -> None:
     model, optimizer = made(name)
     with torch.no_grad():
         model.norm.weight[0] = math.inf

@@ -14,14 +14,12 @@ from skerry import SkerryError, Stats
 from skerry.runtime.clock import SystemClock
 from skerry_learner.checkpoint import TrainingPosition
 from skerry_learner.corpus import ShardSelection
-from skerry_learner.errors import CheckpointError, UnsentWorkError
+from skerry_learner.errors import LearnerInputError
 from skerry_learner.metrics import MetricsLine, read_metrics
 from skerry_learner.model import MODEL_CONFIGS
-from skerry_learner.settings import DataSettings, InnerOptimizerName, LearnSettings, LoopSettings, OptimizerSettings
+from skerry_learner.settings import LearnSettings, OptimizerSettings
 from skerry_learner.training import AttachedLearner, Training, prepare, train
 from tests.support.heard_logs import heard_logs
-
-_CPU = torch.device("cpu")
 
 
 class ManualClock:
@@ -37,12 +35,6 @@ class ManualClock:
 
     def unix_s(self) -> float:
         return 1_000_000 + self.now_s
-
-    def thread_cpu_s(self) -> float:
-        return self.now_s
-
-    def thread_queued_s(self) -> float:
-        return 0.0
 
     def block(self, duration_s: float) -> None:
         self.now_s += duration_s
@@ -83,19 +75,22 @@ def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> Lea
         learner_id="a",
         work_directory=directory,
         model=replace(MODEL_CONFIGS["nano"], context=32),
-        data=DataSettings(
-            size_limit_bytes=400_000,
-            shard=ShardSelection(1, 2),
-            batch_size=4,
-            held_out_window_count=8,
-        ),
+        size_limit_bytes=400_000,
+        shard=ShardSelection(1, 2),
+        batch_size=4,
+        held_out_window_count=8,
         optimizer=OptimizerSettings(peak_rate=1e-2, warmup_steps=2, horizon_steps=60),
-        loop=LoopSettings(step_count=steps, evaluate_every=10, checkpoint_every=4, log_every=0, slowdown=slowdown),
+        step_count=steps,
+        evaluate_every=10,
+        checkpoint_every=4,
+        log_every=0,
+        slowdown=slowdown,
+        device="cpu",
     )
 
 
 def _train(settings: LearnSettings, learner: AttachedLearner | None = None) -> tuple[Training, list[MetricsLine]]:
-    training = prepare(settings, _CPU)
+    training = prepare(settings)
     train(training, learner, clock=ManualClock(), stop=threading.Event())
     return training, list(read_metrics(settings.metrics_path))
 
@@ -132,22 +127,17 @@ def test_a_learner_that_was_killed_resumes_from_its_last_checkpoint(tmp_path: Pa
     with pytest.raises(Killed):
         _train(_settings(tmp_path), learner)
     (tmp_path / "checkpoint.pt").write_bytes(kept[0])
-    training = prepare(_settings(tmp_path), _CPU)
+    training = prepare(_settings(tmp_path))
     assert training.position.step == 4
     assert training.attempt == 1
 
 
 def test_the_slowdown_is_a_multiple_of_the_time_that_the_step_took(tmp_path: Path) -> None:
-    training = prepare(_settings(tmp_path, slowdown=3.0), _CPU)
+    training = prepare(_settings(tmp_path, slowdown=3.0))
     clock = ManualClock()
     train(training, None, clock=clock, stop=threading.Event())
     lines = list(read_metrics(training.settings.metrics_path))[:-1]
     assert clock.slept_s == pytest.approx([2 * line.step_time_ms / 1e3 for line in lines])
-
-
-def test_a_slowdown_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="slowdown must be at least 1"):
-        _settings(tmp_path, slowdown=0.5)
 
 
 def test_the_learner_hears_of_every_step_and_is_flushed_at_the_end(tmp_path: Path) -> None:
@@ -180,7 +170,7 @@ def test_a_learner_that_left_the_run_early_says_so_at_the_end(tmp_path: Path) ->
 
 def test_last_work_that_the_syncer_did_not_take_is_a_failure_with_everything_saved(tmp_path: Path) -> None:
     learner = ScriptedLearner(is_flushed=False)
-    with pytest.raises(UnsentWorkError, match=r"did not take the last work within 30 s\. steps=3"):
+    with pytest.raises(LearnerInputError, match=r"did not take the last work within 30 s\. steps=3"):
         _train(_settings(tmp_path, steps=3), learner)
     assert (tmp_path / "checkpoint.pt").exists()
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")][-1] == 3
@@ -189,9 +179,9 @@ def test_last_work_that_the_syncer_did_not_take_is_a_failure_with_everything_sav
 def test_a_stop_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     stop = threading.Event()
     settings = _settings(tmp_path)
-    position = train(prepare(settings, _CPU), ScriptedLearner(on_step=stop.set), clock=SystemClock(), stop=stop)
+    position = train(prepare(settings), ScriptedLearner(on_step=stop.set), clock=SystemClock(), stop=stop)
     assert position.step == 1
-    assert prepare(settings, _CPU).position == position
+    assert prepare(settings).position == position
 
 
 def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path) -> None:
@@ -205,23 +195,23 @@ def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path
 def test_a_checkpoint_of_another_optimizer_says_what_would_help(tmp_path: Path) -> None:
     settings = _settings(tmp_path, steps=2)
     _train(settings)
-    muon = replace(settings, optimizer=replace(settings.optimizer, name=InnerOptimizerName.MUON))
-    with pytest.raises(CheckpointError, match="--optimizer"):
-        prepare(muon, _CPU)
+    muon = replace(settings, optimizer=replace(settings.optimizer, name="muon"))
+    with pytest.raises(LearnerInputError, match="--optimizer"):
+        prepare(muon)
 
 
 def test_a_checkpoint_of_another_model_says_what_would_help(tmp_path: Path) -> None:
     _train(_settings(tmp_path, steps=1))
     other = replace(_settings(tmp_path), model=replace(MODEL_CONFIGS["nano"], context=32, layer_count=1))
-    with pytest.raises(CheckpointError, match=r"(?s)belongs to another model.*use another --work-dir"):
-        prepare(other, _CPU)
+    with pytest.raises(LearnerInputError, match=r"(?s)belongs to another model.*use another --work-dir"):
+        prepare(other)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut off"])
 def test_a_damaged_checkpoint_says_what_would_help(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="remove it, or use another --work-dir"):
-        prepare(_settings(tmp_path), _CPU)
+    with pytest.raises(LearnerInputError, match="remove it, or use another --work-dir"):
+        prepare(_settings(tmp_path))
 
 
 def test_a_checkpoint_write_leaves_nothing_else_behind(tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_a_checkpoint_write_leaves_nothing_else_behind(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(tmp_path: Path) -> None:
-    training = prepare(_settings(tmp_path, steps=1), _CPU)
+    training = prepare(_settings(tmp_path, steps=1))
     with torch.no_grad():
         training.model.norm.weight[0] = float("nan")
     before = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
@@ -240,4 +230,4 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_fresh_learner_starts_at_step_zero(tmp_path: Path) -> None:
-    assert prepare(_settings(tmp_path), _CPU).position == TrainingPosition()
+    assert prepare(_settings(tmp_path)).position == TrainingPosition()

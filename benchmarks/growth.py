@@ -17,7 +17,6 @@ from benchmarks.report import Row, write_rows
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log import retention
 from skerry_syncer.store.log.checkpoints import is_due, write_checkpoint
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, LevelItem
 from skerry_syncer.store.maintenance.collect import collect
 from skerry_syncer.store.objects.interface import Chunks
 from tests.support.dict_objects import DictObjects
@@ -85,7 +84,6 @@ async def measure() -> list[Row]:
     """Trains until what is kept no longer grows, and returns what was written a round and what is there at most."""
     objects, clock, source = CountedObjects(), Clock(), np.random.Generator(np.random.PCG64(0))
     driver = await Driver.start(layout_of((512, NUMEL // 512)), Policy(), objects=objects, clock=clock)
-    await driver.append(LevelItem(ENTRY_FORMAT))
     encoding, since_snapshot, peaks = Policy().delta_encoding, 0, []
     begun = Counter(objects.written)
     for _ in range(ROUND_COUNT):

@@ -18,13 +18,11 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.checkpoints import CHECKPOINT_EVERY, KEPT_CHECKPOINTS, checkpoint_of
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
     Entry,
     Item,
-    LevelItem,
     Member,
     MergeScalars,
     ObjectRef,
@@ -83,7 +81,6 @@ class Synthesis:
         self._sessions = {f"learner-{number}": self._entropy.hex_id() for number in range(learner_count)}
         put(entry_name(self._prefix, 0), self.spec.to_bytes())
         self._append(
-            LevelItem(ENTRY_FORMAT),
             PolicyItem(self._entropy.hex_id(), Policy()),
             *(self._snapshot(name, 0) for name in names),
             StatusItem(RunStatus.OPEN),
@@ -179,7 +176,6 @@ class Synthesis:
             self._entropy.hex_id(),
             1.8e9 + position,
             items,
-            ENTRY_FORMAT,
         )
         data = entry.to_bytes()
         for outcome in apply_entry(self.state, entry, data):

@@ -84,7 +84,7 @@ async def prepare(directory: Path, numel: int, learner_count: int, workers: Work
         generator.standard_normal(out=weights, dtype=np.float32)
         items.append(await _push(log, layout, learner, weights, digest))
         members.append(Member(learner, 1.0, 0))
-    items.append(ClosedItem(FRAGMENT, 1, 0, tuple(members), 1.0, ()))
+    items.append(ClosedItem(FRAGMENT, 1, 0, tuple(members), 1.0, (), 24.0))
     for outcome in await log.append(items):
         assert outcome.rejection is None, outcome
     await store.close()

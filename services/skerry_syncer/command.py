@@ -23,10 +23,8 @@ from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.options import ADDRESS, OUTPUT_FILE, OUTPUT_FOLDER, Count, Number
 from skerry.runtime.redaction import redacted
 from skerry_syncer.access.deny_list import DenyList
-from skerry_syncer.run.host import HostSettings
 from skerry_syncer.server import ListenError, ServerSettings, SyncerServer, serving
 from skerry_syncer.store.errors import StoreRefusedError, StoreURLError
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, OLDEST_LEVEL
 from skerry_syncer.store.maintenance.options import STORE
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
@@ -91,13 +89,6 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 )
 @click.option("--workers", type=Count(1, 256), help="Worker threads.  [default: one a core, at least 2]")
 @click.option("--drain-grace", type=Number(0, 3600), default=20.0, help="Seconds that a shutdown may take.")
-@click.option(
-    "--new-run-level",
-    type=Count(OLDEST_LEVEL, ENTRY_FORMAT),
-    default=ENTRY_FORMAT,
-    show_default=True,
-    help="Format level of new runs. Below the newest, syncers of the version before can serve them too.",
-)
 @click.option("--tls-cert", type=PEM_FILE, help="Serve with TLS, and present this certificate (PEM).")
 @click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
 @click.option(
@@ -124,7 +115,6 @@ def serve(
     scratch: Path | None,
     workers: int | None,
     drain_grace: float,
-    new_run_level: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -167,9 +157,6 @@ def serve(
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=_scratch_directory(scratch),
-        host=HostSettings(
-            new_run_level=new_run_level,
-        ),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with suppress(OSError, ValueError):  # a learner has several connections, and many shells allow 1024 files

@@ -431,7 +431,6 @@ def _run_messages() -> tuple[types.Run, ...]:
         position=7,
         policy=_policy_messages()[0],
         status=types.RUN_STATUS_OPEN,
-        format_level=4,
         versions=[types.FragmentVersion(fragment="body", version=3, digest=bytes(32))],
     )
     message.created_at.FromSeconds(1_700_000_000)

@@ -58,7 +58,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
     "STORE_ROLLED_BACK": "`skerry verify` says what the store has lost: restore it from a backup",
     "DRAINING": "the replica is shutting down; try again",
-    "NEWER_FORMAT": "a newer version upgraded the run: use that version here too",
+    "NEWER_FORMAT": "a newer version wrote the run: use that version here too",
     "RUN_OPENING": "the syncer is still reading the run's log, and its own log says how far it is; try again",
     "OBJECT_UNREADABLE": "`skerry verify` lists what is lost; `skerry rollback` goes on from weights that are left",
     "INTERNAL": "the syncer's log says why",

@@ -205,21 +205,6 @@ def close(client: RunsClient, run: str) -> Answer:
     return _summary(closed), [f"closed {closed.name} at position {closed.position}, versions {_version_range(closed)}"]
 
 
-@runs.command(epilog="\b\nExample:\n  skerry runs upgrade demo")
-@with_run
-@click.option("--level", type=Count(1, 2**31 - 1), help="The level.  [default: the syncer's newest]")
-@_printing
-@with_client
-def upgrade(client: RunsClient, run: str, *, level: int | None) -> Answer:
-    """Raise a run's format level.
-
-    Do this when every syncer of the store has the new version: older ones can't serve the run any more. A level can't
-    be lowered. From level 4 on, syncers delete what the run's policy does not keep: see `skerry runs policy`.
-    """
-    upgraded = client.upgrade_run(run, level=level or 0)
-    return _summary(upgraded), [f"{upgraded.name} has format level {upgraded.format_level}"]
-
-
 @runs.command(epilog="\b\nExample:\n  skerry runs delete demo --yes")
 @with_run
 @click.option(
@@ -284,7 +269,7 @@ def _assigned(assignments: Iterable[str], base: Policy) -> Policy:
 def _run_parts(run: Run) -> Iterator[RenderableType]:
     facts = f"{run.status}  {count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
     yield Text.assemble((run.name, "bold"), f"  {facts}  created {_created_at(run)}")
-    yield Text(f"uid {run.uid}  format level {run.format_level}\n", style="dim")
+    yield Text(f"uid {run.uid}\n", style="dim")
     shapes = {tensor.name: tensor for tensor in run.tensors}
     newest = {version.fragment: version for version in run.versions}
     rows = table("fragment", "tensors", "elements", "version", "digest", right=("tensors", "elements", "version"))

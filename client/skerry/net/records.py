@@ -99,7 +99,6 @@ class Run:
     versions: tuple[FragmentVersion, ...] = ()
     position: int = 0
     created_at: datetime | None = None
-    format_level: int = 0
     untrained: tuple[UntrainedTensor, ...] = ()
 
 

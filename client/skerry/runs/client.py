@@ -232,14 +232,6 @@ class RunsClient:
             if progress is not None:
                 progress(response.progress.stored_count, response.progress.fragment_count)
 
-    def upgrade_run(self, name: str, *, level: int = 0) -> Run:
-        """Returns the run with a higher format level: `level`, or the newest that the syncer knows.
-
-        Syncers of versions that don't know the level can't serve the run from here on.
-        """
-        request = runs_pb2.UpgradeRunRequest(name=name, format_level=level, **self._known(name))
-        return self._seen_run(self._call(lambda at: at.runs.UpgradeRun, request).run)
-
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))

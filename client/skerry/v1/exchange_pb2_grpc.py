@@ -56,7 +56,7 @@ class ExchangeStub(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -124,7 +124,7 @@ class ExchangeServicer(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 
@@ -305,7 +305,7 @@ class Exchange(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows. Attach and Watch also end with it.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
 

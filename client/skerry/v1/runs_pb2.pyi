@@ -62,9 +62,7 @@ class CreateRunRequest(_message.Message):
 
     @_builtins.property
     def untrained(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.UntrainedTensor]:
-        """The tensors of the model that are not trained, each name once; MAY be empty. Kept by runs that begin with format
-        level 5 or above.
-        """
+        """The tensors of the model that are not trained, each name once; MAY be empty."""
 
     def __init__(
         self,
@@ -564,64 +562,6 @@ class RollBackProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RollBackProgress: _TypeAlias = RollBackProgress  # noqa: Y015
-
-@_typing.final
-class UpgradeRunRequest(_message.Message):
-    """See Runs.UpgradeRun."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    RUN_UID_FIELD_NUMBER: _builtins.int
-    SEEN_POSITION_FIELD_NUMBER: _builtins.int
-    FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Name of the run."""
-    run_uid: _builtins.str
-    """Uid of the run; empty: whatever the name has."""
-    seen_position: _builtins.int
-    """Highest position seen."""
-    format_level: _builtins.int
-    """The level; 0: the newest that the replica knows."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        run_uid: _builtins.str = ...,
-        seen_position: _builtins.int = ...,
-        format_level: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_level", b"format_level", "name", b"name", "run_uid", b"run_uid", "seen_position", b"seen_position"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UpgradeRunRequest: _TypeAlias = UpgradeRunRequest  # noqa: Y015
-
-@_typing.final
-class UpgradeRunResponse(_message.Message):
-    """See Runs.UpgradeRun."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def run(self) -> _types_pb2.Run:
-        """The run with its level."""
-
-    def __init__(
-        self,
-        *,
-        run: _types_pb2.Run | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UpgradeRunResponse: _TypeAlias = UpgradeRunResponse  # noqa: Y015
 
 @_typing.final
 class CloseRunRequest(_message.Message):

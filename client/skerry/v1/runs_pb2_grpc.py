@@ -47,7 +47,7 @@ class RunsStub(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -92,11 +92,6 @@ class RunsStub(object):
                 request_serializer=skerry_dot_v1_dot_runs__pb2.RollBackRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_runs__pb2.RollBackResponse.FromString,
                 _registered_method=True)
-        self.UpgradeRun = channel.unary_unary(
-                '/skerry.v1.Runs/UpgradeRun',
-                request_serializer=skerry_dot_v1_dot_runs__pb2.UpgradeRunRequest.SerializeToString,
-                response_deserializer=skerry_dot_v1_dot_runs__pb2.UpgradeRunResponse.FromString,
-                _registered_method=True)
         self.CloseRun = channel.unary_unary(
                 '/skerry.v1.Runs/CloseRun',
                 request_serializer=skerry_dot_v1_dot_runs__pb2.CloseRunRequest.SerializeToString,
@@ -131,7 +126,7 @@ class RunsServicer(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -233,20 +228,6 @@ class RunsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UpgradeRun(self, request, context):
-        """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
-        versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
-        replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
-
-        Errors:
-        - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
-        - RUN_NOT_FOUND: no run has that name or uid.
-        - RUN_REPLACED: run_uid is given and is not the name's.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def CloseRun(self, request, context):
         """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
         closed. Idempotent.
@@ -310,11 +291,6 @@ def add_RunsServicer_to_server(servicer, server):
                     request_deserializer=skerry_dot_v1_dot_runs__pb2.RollBackRequest.FromString,
                     response_serializer=skerry_dot_v1_dot_runs__pb2.RollBackResponse.SerializeToString,
             ),
-            'UpgradeRun': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpgradeRun,
-                    request_deserializer=skerry_dot_v1_dot_runs__pb2.UpgradeRunRequest.FromString,
-                    response_serializer=skerry_dot_v1_dot_runs__pb2.UpgradeRunResponse.SerializeToString,
-            ),
             'CloseRun': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseRun,
                     request_deserializer=skerry_dot_v1_dot_runs__pb2.CloseRunRequest.FromString,
@@ -355,7 +331,7 @@ class Runs(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -538,33 +514,6 @@ class Runs(object):
             '/skerry.v1.Runs/RollBack',
             skerry_dot_v1_dot_runs__pb2.RollBackRequest.SerializeToString,
             skerry_dot_v1_dot_runs__pb2.RollBackResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpgradeRun(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/skerry.v1.Runs/UpgradeRun',
-            skerry_dot_v1_dot_runs__pb2.UpgradeRunRequest.SerializeToString,
-            skerry_dot_v1_dot_runs__pb2.UpgradeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

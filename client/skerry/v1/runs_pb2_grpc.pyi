@@ -56,7 +56,7 @@ class RunsStub:
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -134,16 +134,6 @@ class RunsStub:
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
       collected or is forgotten.
     """
-    UpgradeRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]
-    """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
-    versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
-    replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
-
-    Errors:
-    - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
-    - RUN_NOT_FOUND: no run has that name or uid.
-    - RUN_REPLACED: run_uid is given and is not the name's.
-    """
     CloseRun: _grpc.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
     closed. Idempotent.
@@ -185,7 +175,7 @@ class RunsAsyncStub(RunsStub):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -260,16 +250,6 @@ class RunsAsyncStub(RunsStub):
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
       collected or is forgotten.
     """
-    UpgradeRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.UpgradeRunRequest, _runs_pb2.UpgradeRunResponse]  # type: ignore[assignment]
-    """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
-    versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
-    replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
-
-    Errors:
-    - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
-    - RUN_NOT_FOUND: no run has that name or uid.
-    - RUN_REPLACED: run_uid is given and is not the name's.
-    """
     CloseRun: _aio.UnaryUnaryMultiCallable[_runs_pb2.CloseRunRequest, _runs_pb2.CloseRunResponse]  # type: ignore[assignment]
     """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
     closed. Idempotent.
@@ -310,7 +290,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
     - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
-    - NEWER_FORMAT: the run's format level is above what the replica's version knows.
+    - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
 
@@ -424,22 +404,6 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_CLOSED: the run is closing or closed.
         - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
           collected or is forgotten.
-        """
-
-    @_abc_1.abstractmethod
-    def UpgradeRun(
-        self,
-        request: _runs_pb2.UpgradeRunRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_runs_pb2.UpgradeRunResponse, _abc.Awaitable[_runs_pb2.UpgradeRunResponse]]:
-        """Raises the run's format level, which lets replicas write what older versions can't read. While replicas of two
-        versions serve one store, a run keeps to the older one's level, and either may do anything. Once the run is raised,
-        replicas of the older version answer NEWER_FORMAT for it. A level can't be lowered. Idempotent.
-
-        Errors:
-        - BAD_REQUEST: the replica does not know the level, or the run has a higher one.
-        - RUN_NOT_FOUND: no run has that name or uid.
-        - RUN_REPLACED: run_uid is given and is not the name's.
         """
 
     @_abc_1.abstractmethod

@@ -725,7 +725,7 @@ class Policy(_message.Message):
     (default): not known.
     """
     kept_version_count: _builtins.int
-    """What collections keep, from format level 4 on. Of each fragment this many of the newest versions stay whole, so
+    """What collections keep. Of each fragment this many of the newest versions stay whole, so
     that they can be replayed: weights, outer state and the deltas that went into them. 1 to 10^6; default 8.
     """
     kept_hours: _builtins.float
@@ -739,7 +739,7 @@ class Policy(_message.Message):
     """
     enrols_by_run: _builtins.bool
     """True: of the learners that the server knows by certificate or token, only those attach and push whose identity
-    names this run; PERMISSION_DENIED for the others. From format level 5 on. Default false.
+    names this run; PERMISSION_DENIED for the others. Default false.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
@@ -901,7 +901,6 @@ class Run(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
-    FORMAT_LEVEL_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
     PACKED_LAYOUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -912,8 +911,6 @@ class Run(_message.Message):
     """Its life."""
     position: _builtins.int
     """Log position that this answer reflects."""
-    format_level: _builtins.int
-    """The format level of its log: replicas of versions that know only lower ones can't serve it. See Runs.UpgradeRun."""
     packed_layout: _builtins.bytes
     """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has
     more than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
@@ -959,13 +956,12 @@ class Run(_message.Message):
         versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
-        format_level: _builtins.int = ...,
         untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
         packed_layout: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "format_level", b"format_level", "fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

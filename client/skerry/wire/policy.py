@@ -145,11 +145,6 @@ class Policy:
         return self.inner_step_count // 2 if self.delay_step_count is None else self.delay_step_count
 
     @property
-    def states_retention(self) -> bool:
-        """Whether a field says what collections keep, which programs of older formats don't know."""
-        return not _RETENTION.isdisjoint(self.to_json())
-
-    @property
     def has_waiting_rounds(self) -> bool:
         """Whether rounds wait for other learners. If they do not, an answer to RoundOpened would come too late."""
         return self.quorum_count > 1 or self.grace_factor > 0
@@ -159,12 +154,8 @@ class Policy:
         return self.merge_by_fragment.get(fragment, self.merge)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the policy as JSON values: every field, but the newest ones only where they are not at their default.
-
-        So programs that don't know these fields read such a run.
-        """
-        newest = {entry.name: entry.default for entry in dataclasses.fields(self) if entry.name in _NEWEST}
-        return {name: value for name, value in dataclasses.asdict(self).items() if newest.get(name, ...) != value}
+        """Returns the policy as JSON values, every field."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -199,10 +190,6 @@ class Policy:
             if name in given:
                 given[name] = encoding_from_json(given[name])
         return given
-
-
-_RETENTION: Final = frozenset({"kept_version_count", "kept_hours", "kept_day_count", "pinned_positions"})
-_NEWEST: Final = _RETENTION | {"planned_step_count", "enrols_by_run"}
 
 
 def outer_name(name: str) -> OuterName:

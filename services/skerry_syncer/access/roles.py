@@ -49,7 +49,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "Runs/ListRuns": Rule(_ADMIN | _READER),
     "Runs/SetPolicy": Rule(_ADMIN),
     "Runs/RollBack": Rule(_ADMIN),
-    "Runs/UpgradeRun": Rule(_ADMIN),
     "Runs/CloseRun": Rule(_ADMIN),
     "Runs/DeleteRun": Rule(_ADMIN),
 }

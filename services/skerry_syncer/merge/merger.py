@@ -179,7 +179,7 @@ def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
         weights=np.array([member.weight for member in closing.members]),
         norms=norms,
         step_counts=np.array([delta.step_count for delta in deltas], np.float64),
-        length=state.closed_length(fragment, closing),
+        length=closing.length,
         inner_step_count=policy.inner_step_count,
         references=references(state, fragment, deltas) if are_judged else np.full_like(norms, np.inf),
     )

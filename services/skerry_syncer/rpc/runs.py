@@ -28,7 +28,6 @@ from skerry_syncer.run.lifecycle import (
     create_run,
     delete_run,
     set_policy,
-    upgrade_run,
 )
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
@@ -189,12 +188,6 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             answer.progress.stored_count, answer.progress.fragment_count = progress
         return answer
 
-    async def UpgradeRun(self, request: runs_pb2.UpgradeRunRequest, context: Any) -> runs_pb2.UpgradeRunResponse:
-        """Raises the format level."""
-        replica = await self._replica(request)
-        await upgrade_run(replica, request.format_level)
-        return runs_pb2.UpgradeRunResponse(run=run_message(replica.state))
-
     async def CloseRun(self, request: runs_pb2.CloseRunRequest, context: Any) -> runs_pb2.CloseRunResponse:
         """Ends a run, and answers when it is closed."""
         replica = await self._replica(request)
@@ -213,7 +206,6 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         | runs_pb2.SetPolicyRequest
         | runs_pb2.ListVersionsRequest
         | runs_pb2.RollBackRequest
-        | runs_pb2.UpgradeRunRequest
         | runs_pb2.CloseRunRequest,
     ) -> RunReplica:
         return await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)

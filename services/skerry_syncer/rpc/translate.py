@@ -46,7 +46,6 @@ def run_message(state: RunState) -> types_pb2.Run:
             if (fragment := state.fragments[layout.name]).version >= 0
         ],
         position=state.position,
-        format_level=state.level,
     )
     message.MergeFrom(_CREATED[state])
     return message

@@ -26,7 +26,7 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.run.upkeep import tidy
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import RunNotFoundError, StoreError
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, RunStatus
+from skerry_syncer.store.log.entries import RunStatus
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
@@ -47,7 +47,6 @@ class HostSettings:
     tidy_s: float = 86_400.0  # between two times that abandoned drafts and orphaned parts are deleted
     idle_s: float = 60.0  # after which a run without use is closed
     opening_s: float = 5.0  # for which a call waits for its run's log to be read
-    new_run_level: int = ENTRY_FORMAT  # the format level at which runs are created
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
 
 

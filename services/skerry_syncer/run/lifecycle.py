@@ -19,9 +19,6 @@ from skerry_syncer.run.host import RunHost, replaced
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import RunExistsError, RunNotFoundError
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
-    Item,
-    LevelItem,
     PolicyItem,
     RunSpec,
     RunStatus,
@@ -33,7 +30,6 @@ _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
 MAX_TENSOR_COUNT: Final = 100_000
 MAX_FRAGMENT_COUNT: Final = 512
-_UNTRAINED_LEVEL: Final = 5  # and at which run.json may have untrained tensors
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
 
@@ -59,8 +55,7 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST: the level of new runs has no such
-            policy.
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST.
     """
     check_name(new.name, "run")
     check_id(new.request_id, "request id")
@@ -75,21 +70,14 @@ async def create_run(host: RunHost, new: NewRun) -> RunReplica:
             raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
         if error.reason != "RUN_NOT_FOUND":
             raise
-        untrained = new.untrained if host.settings.new_run_level >= _UNTRAINED_LEVEL else ()
-        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s(), untrained)
+        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s(), new.untrained)
         await host.store.create_draft(spec)
         replica = await host.open(new.name, uid, is_creator=True)
     spec = replica.log.spec
     if not await host.workers.run(_is_same_plan, spec, new):
         raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
     if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
-        first: list[Item] = [PolicyItem(new.request_id, new.policy, author())]
-        # The replica that began the draft may have had another level for new runs.
-        least = _UNTRAINED_LEVEL if spec.untrained else 0
-        level = max(host.settings.new_run_level, least)
-        if level > replica.state.level:
-            first.insert(0, LevelItem(level, author()))
-        *_, outcome = await replica.log.append(first)
+        (outcome,) = await replica.log.append([PolicyItem(new.request_id, new.policy, author())])
         if outcome.rejection is not None and new.request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
     return replica
@@ -174,21 +162,6 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)
-
-
-async def upgrade_run(replica: RunReplica, level: int) -> None:
-    """Raises the run's format level to `level`, or to the newest that this version knows if that is 0.
-
-    Raises:
-        SyncerError: BAD_REQUEST: this version does not know the level, or the run has a higher one.
-    """
-    wanted = level or ENTRY_FORMAT
-    if wanted > ENTRY_FORMAT:
-        raise bad_request(f"format level is not known to this version. level={wanted}, newest={ENTRY_FORMAT}")
-    if wanted > replica.state.level:
-        await replica.log.append([LevelItem(wanted, author())])
-    if level and level < replica.state.level:
-        raise bad_request(f"a format level can't be lowered. level={replica.state.level}, asked={level}")
 
 
 async def close_run(replica: RunReplica) -> None:

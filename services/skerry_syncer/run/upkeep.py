@@ -16,7 +16,7 @@ from skerry_syncer.errors import SyncerError
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry_syncer.store.log import checkpoints, retention
-from skerry_syncer.store.log.entries import CHECKPOINTS_FORMAT, RunStatus
+from skerry_syncer.store.log.entries import RunStatus
 from skerry_syncer.store.log.retention import Retention
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.collect import Why, collect
@@ -52,7 +52,7 @@ async def keep_small(
 
 def _may_collect(log: RunLog) -> bool:
     """Whether syncers collect objects of the run by themselves."""
-    return log.state.level >= CHECKPOINTS_FORMAT and log.state.status is not RunStatus.DRAFT
+    return log.state.status is not RunStatus.DRAFT
 
 
 async def _collect(log: RunLog, *, is_full: bool) -> None:

@@ -266,7 +266,7 @@ def _name_bytes(uid: str | None) -> bytes:
 def _parse_name(name: str, data: bytes) -> str | None:
     try:
         values = read_json(data, dict[str, Any])
-        check_format(values["format"], FORMAT)
+        check_format(values["format"])
         uid: str | None = values["uid"]
         return uid if uid is None else check_id(uid, "run uid")
     except (ValueError, KeyError, TypeError) as error:

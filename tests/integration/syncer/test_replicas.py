@@ -7,7 +7,9 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
 from skerry_syncer.store.errors import StoreUnavailableError
-from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.log.entries import FORMAT, Entry, Fate, bytes_digest
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.audit import check_fates, final_state
@@ -37,6 +39,7 @@ from tests.support.raw_learner import (
     part_messages,
     pull,
     push_messages,
+    refused,
 )
 from tests.support.serve_process import serve_process
 
@@ -273,3 +276,28 @@ async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list
         policy = (await replicas[0].runs.GetRun(request)).run.policy
         kept = (policy.inner_step_count, policy.max_staleness, policy.quorum_count, policy.grace_factor)
         assert kept == (value, value, value, value / 64)
+
+
+async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:
+    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs)
+        other, _ = await create_run(stubs, "other")
+        learner = RawLearner(stubs, run, "eu", random.Random(1))
+        await learner.attach()
+        folder = Path(urlsplit(store_url).path) / "runs" / "demo" / run.uid / "log"
+        newest = max(folder.iterdir())
+        position = int(newest.name) + 1
+        digest = bytes_digest(newest.read_bytes())
+        newer = Entry(position, run.uid, digest, "newer", "0" * 32, 0.0, (), FORMAT + 1)
+        whole = folder.with_name("entry")  # the replica looks at the folder all the time
+        whole.write_bytes(newer.to_bytes())
+        whole.rename(folder / f"{position:020}")
+        with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+            await learner.event("version_committed")
+        for _ in range(2):
+            with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+                await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
+            with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
+                await learner.attach()
+        listed = await stubs.runs.ListRuns(runs.ListRunsRequest())
+        assert [one.name for one in listed.runs] == [other.name]

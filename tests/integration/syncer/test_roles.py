@@ -56,7 +56,6 @@ REQUESTS: dict[str, Any] = {
     "Runs/ListRuns": runs.ListRunsRequest(),
     "Runs/SetPolicy": runs.SetPolicyRequest(request_id=ID, name="demo"),
     "Runs/RollBack": runs.RollBackRequest(request_id=ID, name="demo", target_position=1),
-    "Runs/UpgradeRun": runs.UpgradeRunRequest(name="demo"),
     "Runs/CloseRun": runs.CloseRunRequest(name="demo"),
     "Runs/DeleteRun": runs.DeleteRunRequest(name="demo", run_uid=ID),
 }
@@ -269,12 +268,12 @@ async def test_the_log_says_who_changed_a_run(keys: Path) -> None:
     by = [(kind, what.partition(", by ")[2]) for *_, kind, what, _ in rows if kind in AUTHORED]
     anna = "skerry://admin/anna"
     assert by == [
-        *(("level", anna), ("policy", anna), ("status", anna)),
+        *(("policy", anna), ("status", anna)),
         *(("policy", anna), ("rollback", anna), ("status", anna), ("status", "")),  # that all is merged
     ]
 
 
-AUTHORED = {"level", "policy", "status", "rollback"}
+AUTHORED = {"policy", "status", "rollback"}
 
 
 async def test_a_run_can_want_learners_that_were_enrolled_in_it(keys: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import grpc
 import numpy as np
@@ -262,3 +263,22 @@ async def test_a_deleted_run_gives_its_name_to_another(stubs: Stubs) -> None:
     with refused("RUN_REPLACED", PRECONDITION) as caught:
         await RawLearner(stubs, older, "eu", random.Random(1)).attach()
     assert caught.refusal.metadata["run_uid"] == newer.uid
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "x" * 513},
+        {"name": "base", "shape": [-1]},
+        {"name": "base", "digest": b"short"},
+        {"name": "body.0"},
+    ],
+)
+async def test_malformed_untrained_tensors_are_refused(stubs: Stubs, wrong: dict[str, Any]) -> None:
+    tensors, fragments = plan_messages()
+    tensors[0].name = fragments[0].tensors[0] = "body.0"
+    request = runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)
+    request.untrained.add(**wrong)
+    with refused("SHAPE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT):
+        await stubs.runs.CreateRun(request)

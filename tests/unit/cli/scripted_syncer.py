@@ -103,14 +103,6 @@ class ScriptedRuns(runs_pb2_grpc.RunsServicer):
         run.position += 1
         return runs_pb2.RollBackResponse(run=run)
 
-    def UpgradeRun(
-        self, request: runs_pb2.UpgradeRunRequest, context: grpc.ServicerContext
-    ) -> runs_pb2.UpgradeRunResponse:
-        self._script.asked.append(request)
-        run = self._script.run(request.name, context)
-        run.format_level = request.format_level or 4
-        return runs_pb2.UpgradeRunResponse(run=run)
-
     def CloseRun(self, request: runs_pb2.CloseRunRequest, context: grpc.ServicerContext) -> runs_pb2.CloseRunResponse:
         self._script.asked.append(request)
         run = self._script.run(request.name, context)

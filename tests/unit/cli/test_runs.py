@@ -42,14 +42,6 @@ def test_list_shows_every_run(script: Script, capsys: pytest.CaptureFixture[str]
     assert "3-4" in shown
 
 
-def test_upgrade_raises_the_level(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("runs", "upgrade", "demo") == 0
-    assert "format level 4" in capsys.readouterr().out
-    assert skerry("runs", "upgrade", "demo", "--level", "5") == 0
-    asked = [one.format_level for one in script.asked if isinstance(one, runs_pb2.UpgradeRunRequest)]
-    assert asked == [0, 5]
-
-
 def test_list_as_json_is_one_array(capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "list", "--json") == 0
     (run,) = json.loads(capsys.readouterr().out)

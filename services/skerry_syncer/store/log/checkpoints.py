@@ -20,7 +20,6 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry_syncer.store.errors import ObjectMissingError, StoreError
 from skerry_syncer.store.log.entries import (
-    CHECKPOINTS_FORMAT,
     CheckpointItem,
     Entry,
     RunSpec,
@@ -76,8 +75,7 @@ def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, by
 
 def is_due(state: RunState, every: int = CHECKPOINT_EVERY) -> bool:
     """Whether the log has grown by `every` entries since its newest checkpoint."""
-    is_allowed = state.level >= CHECKPOINTS_FORMAT and state.status is not RunStatus.DRAFT
-    return is_allowed and state.position - state.checkpoint_at >= every
+    return state.status is not RunStatus.DRAFT and state.position - state.checkpoint_at >= every
 
 
 async def write_checkpoint(log: RunLog) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from skerry_syncer.store.log.entries import (
-    CHECKPOINTS_FORMAT,
-    ENTRY_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -19,7 +17,6 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
-    LevelItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -65,8 +62,6 @@ def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901,
             return check_status(state, item)
         case CheckpointItem():
             return check_checkpoint(state, item)
-        case LevelItem():
-            return check_level(state, item)
         case _:
             assert_never(item)
 
@@ -108,10 +103,6 @@ def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
         return Rejection("ID_REUSED", "request was applied before")
     if state.status in (RunStatus.CLOSING, RunStatus.CLOSED):
         return Rejection("RUN_CLOSED", f"run takes no policy any more. status={state.status}")
-    if state.entry_format < CHECKPOINTS_FORMAT and item.policy.states_retention:
-        return Rejection("BAD_REQUEST", f"the run's format level has no retention. level={state.level}")
-    if state.entry_format < ENTRY_FORMAT and item.policy.enrols_by_run:
-        return Rejection("BAD_REQUEST", f"the run's format level has no enrolment by run. level={state.level}")
     pins = set(item.policy.pinned_positions).difference(state.policy.pinned_positions)
     if gone := sorted(position for position in pins if not has_weights_at(state, position)):
         return Rejection("VERSION_NOT_FOUND", f"weights at a position are not there to pin. positions={gone[:20]}")
@@ -175,7 +166,7 @@ def check_base(state: RunState, fragment: FragmentState, version: int, digest: s
         return Rejection("BASE_FOREIGN", f"base digest differs. base={version}, actual={digest}")
     if base.is_abandoned:
         return Rejection("BASE_STALE", f"base version was rolled back. base={version}, newest={fragment.version}")
-    staleness = state.staleness(fragment, version)
+    staleness = fragment.rounds_behind(version, state.policy.inner_step_count)
     if staleness > state.policy.max_staleness:
         return Rejection(
             "BASE_STALE",
@@ -221,9 +212,6 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     if learner is not None and learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
-    if learner is not None and item.session not in learner.sessions and 0 < item.seen_position < learner.attached_at:
-        # Only entries of earlier versions state a position. By their rule such a session asked too late.
-        return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     return None
 
 
@@ -327,17 +315,8 @@ def check_status(state: RunState, item: StatusItem) -> Rejection | None:
 
 def check_checkpoint(state: RunState, item: CheckpointItem) -> Rejection | None:
     """A checkpoint is newer than the one before, of an earlier entry, and the run is past its draft."""
-    if state.entry_format < CHECKPOINTS_FORMAT:
-        return Rejection("BAD_REQUEST", f"the run's format level has no checkpoints. level={state.level}")
     if state.status is RunStatus.DRAFT:
         return Rejection("RUN_DRAFT", "a draft has no checkpoints")
     if not state.checkpoint_at < item.at <= state.position:
         return Rejection("REPEATED", f"not a newer checkpoint. at={item.at}, newest={state.checkpoint_at}")
-    return None
-
-
-def check_level(state: RunState, item: LevelItem) -> Rejection | None:
-    """A level can only be raised."""
-    if item.level <= state.level:
-        return Rejection("REPEATED", f"run has that format level. level={state.level}, asked={item.level}")
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -26,11 +26,7 @@ from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.store.errors import NewerFormatError
 from skerry_syncer.store.objects.interface import read_json
 
-FORMAT: Final = 1  # of everything but log entries and run.json; raised when an old reader could misread them
-RUN_FORMAT: Final = 2  # of run.json; 1 where it has BLAKE3 leaves, which it then does not name
-ENTRY_FORMAT: Final = 5  # of log entries, the newest that this version writes: FORMAT.md, section 10
-OLDEST_LEVEL: Final = 3  # the oldest, and the format level of a run whose log has no level item
-CHECKPOINTS_FORMAT: Final = 4  # the first with checkpoints and retention
+FORMAT: Final = 1  # of every object of a store; raised when an older reader could misread one
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
 
 
@@ -82,7 +78,6 @@ class SessionItem(_Item, frozen=True, tag="session"):
     learner: str
     session: str
     region: str
-    seen_position: int = 0  # what the learner had seen, in entries of earlier versions; 0: not stated, as it is now
 
 
 class LeftItem(_Item, frozen=True, tag="left"):
@@ -139,18 +134,18 @@ class ClosedItem(_Item, frozen=True, tag="closed"):
     members: tuple[Member, ...]
     participation: float  # rho, above 0 and at most 1
     decided: tuple[Decided, ...]
-    length: float = 0.0  # L, inner steps that the round stands for; 0 in formats below 3, and without members
+    length: float  # L, inner steps that the round stands for; 0 without members
 
 
-class MergeScalars(msgspec.Struct, frozen=True, omit_defaults=True):
+class MergeScalars(msgspec.Struct, frozen=True):
     """Every scalar in the arithmetic of one version, as float32 bits in hex: with the deltas they replay it."""
 
     rate: str  # of the whole step: the outer learning rate times all that scales it
     momentum: str
     tensor_scales: tuple[str, ...]  # one a tensor
     coefficients: tuple[tuple[str, ...], ...]  # [member][tensor]
-    decay: str = ""  # of the momentum buffer over the round; empty, as in format 1: `momentum`
-    gain: str = ""  # of the round's outer gradient in the momentum buffer; empty, as in format 1: 1
+    decay: str  # of the momentum buffer over the round
+    gain: str  # of the round's outer gradient in the momentum buffer
 
 
 class CommittedItem(_Item, frozen=True, tag="committed"):
@@ -239,13 +234,6 @@ class CheckpointItem(_Item, frozen=True, tag="checkpoint"):
     kept: tuple[int, ...] = ()  # or at one of these positions
 
 
-class LevelItem(_Item, frozen=True, tag="level"):
-    """Entries from this one on may be of this format. Programs that don't know it can't follow the run any more."""
-
-    level: int
-    author: str = ""
-
-
 Item = (
     SessionItem
     | LeftItem
@@ -259,7 +247,6 @@ Item = (
     | CollectedItem
     | StatusItem
     | CheckpointItem
-    | LevelItem
 )
 
 
@@ -273,7 +260,7 @@ class Entry(msgspec.Struct, frozen=True):
     write_id: str  # random; tells one's own entry from another's when a create is read back
     written_at_unix_s: float  # the writer's clock; for people, never for decisions
     items: tuple[Item, ...]
-    format: int  # the run's level, after the items of this entry
+    format: int = FORMAT
     age_s: float = 0.0  # how long the run had been served, as `RunLog.age_s` counts it; left out where 0
 
     def to_bytes(self) -> bytes:
@@ -289,11 +276,8 @@ class Entry(msgspec.Struct, frozen=True):
             NewerFormatError: a newer version wrote it.
             ValueError: not an entry.
         """
-        check_format(read_json(data, _Format).format, ENTRY_FORMAT)
-        entry = read_json(data, cls)
-        if entry_format(entry.format, entry.items) > entry.format:
-            raise ValueError(f"log entry raises the level above its own format. format={entry.format}")
-        return entry
+        check_format(read_json(data, _Format).format)
+        return read_json(data, cls)
 
 
 class _Format(msgspec.Struct):
@@ -312,15 +296,17 @@ def bytes_digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def check_format(found: int, known: int) -> None:
-    """Refuses an object that a newer version wrote: NewerFormatError where its format is above `known`."""
-    if found > known:
-        raise NewerFormatError(f"written by a newer version; upgrade to read it. format={found}, known={known}")
+def check_format(found: int) -> None:
+    """Refuses an object of another format.
 
-
-def entry_format(level: int, items: Iterable[Item]) -> int:
-    """Returns the format of an entry with these items in a run of that level."""
-    return max([level, *(item.level for item in items if isinstance(item, LevelItem))])
+    Raises:
+        NewerFormatError: a newer version wrote it.
+        ValueError: no version that this one can read wrote it.
+    """
+    if found > FORMAT:
+        raise NewerFormatError(f"written by a newer version; upgrade to read it. format={found}, known={FORMAT}")
+    if found != FORMAT:
+        raise ValueError(f"format is not known. format={found}, known={FORMAT}")
 
 
 def _to_float(value: object) -> float:
@@ -388,7 +374,7 @@ class RunSpec:
             ValueError, KeyError, TypeError: not a `run.json`.
         """
         values = read_json(data, dict[str, Any])
-        check_format(values["format"], RUN_FORMAT)
+        check_format(values["format"])
         if not values["fragments"]:
             raise ValueError("a run has at least one fragment")
         fragments = tuple(

@@ -21,7 +21,6 @@ from skerry.algorithm.rounds import delta_weight, share_of_length
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     INITIAL_BASE,
     AcceptedItem,
     CheckpointItem,
@@ -34,7 +33,6 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
-    LevelItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -69,11 +67,8 @@ def apply_entry(state: RunState, entry: Entry, data: bytes) -> tuple[Outcome, ..
         )
     state.position = entry.position
     state.head_digest = bytes_digest(data)
-    state.entry_format = entry.format
     state.age_s = max(state.age_s, entry.age_s)
-    outcomes = tuple(_apply_item(state, item) for item in entry.items)
-    state.entry_format = state.level
-    return outcomes
+    return tuple(_apply_item(state, item) for item in entry.items)
 
 
 def _apply_item(state: RunState, item: Item) -> Outcome:
@@ -116,8 +111,6 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
         case CheckpointItem():
             state.checkpoint_at = item.at
             forget(state, item)
-        case LevelItem():
-            state.level = item.level
         case _:
             assert_never(item)
     return []
@@ -126,9 +119,8 @@ def _admit(state: RunState, item: Item) -> list[DeltaState]:  # noqa: C901, PLR0
 def _admit_session(state: RunState, item: SessionItem) -> None:
     learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
     learner.region, learner.session, learner.has_left = item.region, item.session, False
-    if is_new := item.session not in learner.sessions:
+    if item.session not in learner.sessions:  # a known session attaching again is no new work
         learner.sessions.append(item.session)
-    if is_new or state.entry_format < ENTRY_FORMAT:  # a known session attaching again is no new work
         learner.attached_at, learner.attached_at_step = state.position, state.step_count
 
 
@@ -177,8 +169,7 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     close = fragment.closing
     assert close is not None  # `check` admitted the item
     before = fragment.versions[item.version - 1].step_count
-    length = state.closed_length(fragment, close)
-    step_count = before + close.participation * length
+    step_count = before + close.participation * close.length
     fragment.closing = None
     fragment.newest.until = state.position
     fragment.version, fragment.next_attempt = item.version, 0
@@ -192,7 +183,9 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     )
     policy = fragment.closing_policy or state.policy
     merged = [state.deltas[member.delta] for member in close.members]
-    weights = [share_of_length(m.weight, d.item.step_count, length) for m, d in zip(close.members, merged, strict=True)]
+    weights = [
+        share_of_length(m.weight, d.item.step_count, close.length) for m, d in zip(close.members, merged, strict=True)
+    ]
     total = sum(weights)
     for delta, weight in zip(merged, weights, strict=True):
         delta.fate, delta.version = Fate.MERGED, item.version

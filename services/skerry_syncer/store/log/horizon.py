@@ -30,7 +30,7 @@ from skerry_syncer.store.log.state import CommitRecord, FragmentState, RunState,
 REMEMBERED_SESSIONS: Final = 64
 # Requests are repeated for minutes.
 REMEMBERED_REQUESTS: Final = 1024
-_NO_SCALARS: Final = MergeScalars("", "", (), ())
+_NO_SCALARS: Final = MergeScalars("", "", (), (), "", "")
 # Versions of each fragment that are remembered at least: what a collection keeps whole by default.
 LEAST_VERSIONS: Final = 8
 

@@ -31,7 +31,6 @@ from skerry_syncer.store.log.entries import (
     RunSpec,
     bytes_digest,
     canonical_json,
-    entry_format,
     entry_name,
     item_to_json,
     run_prefix,
@@ -295,7 +294,6 @@ class RunLog:
             written_at_unix_s=self._clock.unix_s(),
             age_s=round(self.age_s(), 3),
             items=items,
-            format=entry_format(self.state.level, items),
         )
         self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._resolve_doubt()

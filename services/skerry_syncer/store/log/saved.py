@@ -12,12 +12,10 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, Fate, RunSpec, RunStatus, check_format
+from skerry_syncer.store.log.entries import FORMAT, Fate, RunSpec, RunStatus, check_format
 from skerry_syncer.store.log.state import DeltaState, FragmentState, LearnerState, RunState, VersionState
 from skerry_syncer.store.objects.interface import read_json
 
-# Raised when the fields change so that older bytes can't be read any more: the log is then folded instead.
-CHECKPOINT_FORMAT: Final = 2
 _DERIVED: Final = frozenset({"layout", "pending"})
 _FIELDS: Final = [field.name for field in fields(FragmentState) if field.name not in _DERIVED]
 _HINTS: Final = get_type_hints(FragmentState) | {"versions": list[VersionState]}
@@ -32,7 +30,6 @@ class _SavedState(msgspec.Struct, omit_defaults=True):
     position: int
     head_digest: str
     status: RunStatus
-    level: int
     policy: Policy
     checkpoint_at: int
     fragments: dict[str, _SavedFragment]
@@ -46,12 +43,11 @@ class _SavedState(msgspec.Struct, omit_defaults=True):
 def state_to_bytes(state: RunState) -> bytes:
     """Returns the state; equal states give equal bytes."""
     saved = _SavedState(
-        CHECKPOINT_FORMAT,
+        FORMAT,
         state.spec.uid,
         state.position,
         state.head_digest,
         state.status,
-        state.level,
         state.policy,
         state.checkpoint_at,
         {name: _saved(fragment) for name, fragment in state.fragments.items()},
@@ -76,14 +72,13 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
         ValueError: not a state of this run that this version reads.
     """
     saved = read_json(data, _SavedState)
-    check_format(saved.level, ENTRY_FORMAT)
-    if saved.format != CHECKPOINT_FORMAT or saved.run_uid != spec.uid:
-        raise ValueError(f"not this run's checkpoint. format={saved.format}, run_uid={saved.run_uid}")
+    check_format(saved.format)
+    if saved.run_uid != spec.uid:
+        raise ValueError(f"not this run's checkpoint. run_uid={saved.run_uid}")
     state = RunState(spec, saved.policy, forgets=True)
     if saved.fragments.keys() != state.fragments.keys():
         raise ValueError("checkpoint is of other fragments")
     state.position, state.head_digest, state.status = saved.position, saved.head_digest, saved.status
-    state.level = state.entry_format = saved.level
     state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
     state.requests, state.age_s = saved.requests, saved.age_s
     state.condemned_at.update(saved.condemned_at)

@@ -12,7 +12,6 @@ from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
-    OLDEST_LEVEL,
     AcceptedItem,
     ClosedItem,
     CommittedItem,
@@ -22,7 +21,6 @@ from skerry_syncer.store.log.entries import (
     RunSpec,
     RunStatus,
 )
-from skerry_syncer.store.log.legacy import STALENESS_IN_ROUNDS_FORMAT, round_length
 
 # How many closes of a fragment have their contributors kept: an absent learner is expected until it has missed two.
 REMEMBERED_CLOSES: Final = 2
@@ -194,8 +192,6 @@ class RunState:
         self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
         self.checkpoint_at = 0  # the position whose state the newest named checkpoint has
         self.forgets = forgets
-        self.level = OLDEST_LEVEL  # nothing is written to the log that needs a newer format
-        self.entry_format = self.level  # of the entry that is applied; between entries of what would be appended now
 
     @property
     def condemned(self) -> KeysView[str]:
@@ -242,24 +238,6 @@ class RunState:
         """The run's progress in inner steps: the mean over fragments of what stands behind their newest versions."""
         counts = [fragment.newest.step_count for fragment in self.fragments.values() if fragment.version >= 0]
         return sum(counts) / len(counts) if counts else 0.0
-
-    def staleness(self, fragment: FragmentState, base_version: int) -> int:
-        """Returns how old a base is: in rounds, or in versions where the entry has an older format."""
-        if self.entry_format < STALENESS_IN_ROUNDS_FORMAT:
-            return fragment.version - base_version
-        return fragment.rounds_behind(base_version, self.policy.inner_step_count)
-
-    def closed_length(self, fragment: FragmentState, close: ClosedItem) -> float:
-        """Returns the length of a frozen round, in inner steps."""
-        if close.length > 0:
-            return close.length
-        deltas = [self.deltas[member.delta].item for member in close.members]
-        return round_length(
-            [delta.step_count for delta in deltas],
-            participation=close.participation,
-            missed_step_count=fragment.missed_step_count((delta.learner for delta in deltas), close.version - 1),
-            inner_step_count=(fragment.closing_policy or self.policy).inner_step_count,
-        )
 
     def referenced_names(self) -> set[str]:
         """Returns the names of objects that no collection may take: all that is reachable and not condemned.

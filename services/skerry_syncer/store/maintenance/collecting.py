@@ -80,7 +80,7 @@ def gc(
 ) -> None:
     """Delete objects that no kept version of a run needs, litter, and old drafts. A dry run unless --yes is given.
 
-    Syncers collect by themselves, by the run's policy, from format level 4 on. What is pinned stays, and so does the
+    Syncers collect by themselves, by the run's policy. What is pinned stays, and so does the
     last version of each 24 hours of training, for as long as the policy says.
 
     A draft is a run that was created but never committed under its name; each has a full copy of the weights. With

@@ -18,7 +18,6 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
-    LevelItem,
     PolicyItem,
     RollbackItem,
     SessionItem,
@@ -147,8 +146,6 @@ def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a
             return item.status
         case CheckpointItem():
             return f"of position {item.at}, {item.size_bytes} bytes"
-        case LevelItem():
-            return f"format level {item.level}"
         case _:
             assert_never(item)
 

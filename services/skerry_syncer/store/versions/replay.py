@@ -377,14 +377,13 @@ def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Floa
 
 def scalars_from_record(record: MergeScalars) -> Scalars:
     """Returns the numbers that a commit names, exactly."""
-    # Entries of format 1 have neither decay nor gain.
     return Scalars(
         np.float32(float32_from_hex(record.rate)),
         np.float32(float32_from_hex(record.momentum)),
         np.array([float32_from_hex(value) for value in record.tensor_scales], np.float32),
         np.array([[float32_from_hex(value) for value in row] for row in record.coefficients], np.float32),
-        np.float32(float32_from_hex(record.decay or record.momentum)),
-        np.float32(float32_from_hex(record.gain) if record.gain else 1.0),
+        np.float32(float32_from_hex(record.decay)),
+        np.float32(float32_from_hex(record.gain)),
     )
 
 

@@ -55,7 +55,6 @@ class RoundWorld:
             "0" * 32,
             0.0,
             items,
-            self.state.level,
         )
         return apply_entry(self.state, entry, entry.to_bytes())
 
@@ -100,7 +99,7 @@ class RoundWorld:
         close = self.state.fragments["a"].closing
         assert close is not None
         row = ("00000000",) * len(self.spec.fragments[0].tensors)
-        scalars = MergeScalars("00000000", "00000000", row, (row,) * len(close.members))
+        scalars = MergeScalars("00000000", "00000000", row, (row,) * len(close.members), "00000000", "00000000")
         encoding = self.state.policy.update_encoding
         digest = f"digest-{close.version}"
         item = CommittedItem("a", close.version, close.attempt, update, encoding, digest, scalars)

@@ -8,12 +8,10 @@ from skerry.wire.policy import Policy
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     ClosedItem,
     Fate,
     FateItem,
     LeftItem,
-    LevelItem,
     SessionItem,
 )
 from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, view
@@ -141,7 +139,6 @@ def test_to_attach_again_is_no_work() -> None:
 def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
     """The same, with a session that leaves and comes back before each round."""
     world = RoundWorld(*THREE, "ghost")
-    world.append(LevelItem(ENTRY_FORMAT))
     for _ in range(6):
         world.append(LeftItem("ghost", "session-ghost"), SessionItem("ghost", "session-ghost", "here"))
         for learner in THREE:

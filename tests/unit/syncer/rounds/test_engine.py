@@ -322,7 +322,7 @@ def test_a_delta_staler_than_the_policy_allows_expires_by_name() -> None:
         world.accept("eu")
         close = closed(world, "eu", "us")
         kept = tuple(member for member in close.members if member.delta != late)
-        world.close_and_commit(ClosedItem("a", fragment.version + 1, 0, kept, 1.0, ()))
+        world.close_and_commit(ClosedItem("a", fragment.version + 1, 0, kept, 1.0, (), 24.0))
     world.accept("eu")
     close = closed(world, "eu", "us")
     assert [(one.delta, one.fate) for one in close.decided] == [(late, Fate.EXPIRED)]

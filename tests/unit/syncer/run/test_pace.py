@@ -11,10 +11,8 @@ from skerry.wire.policy import Policy
 from skerry_syncer.run.host import HostSettings, RunHost
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     AcceptedItem,
     Item,
-    LevelItem,
     ObjectRef,
     PolicyItem,
     RunStatus,
@@ -53,7 +51,6 @@ class HostBench(Bench):
         log = await writer.create_draft(SPEC)
         weights = (ObjectRef("snapshots/body/0-weights", 0, 4, 10, "0" * 64),)
         items: list[Item] = [
-            LevelItem(ENTRY_FORMAT),
             PolicyItem(self.entropy.hex_id(), Policy(quorum_count=2)),
             SnapshotItem("body", 0, "d", weights, ()),
             StatusItem(RunStatus.OPEN),

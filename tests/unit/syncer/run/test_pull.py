@@ -16,8 +16,8 @@ UPDATE_BYTES, SNAPSHOT_BYTES = 10, 25
 
 def _version(number: int, *, has_update: bool = True, has_snapshot: bool = False) -> VersionState:
     ref = ObjectRef(f"u{number}", 0, 4, UPDATE_BYTES, "")
-    commit = CommittedItem("body", number, 0, (ref,), Encoding(Codec.INT4), "", MergeScalars("", "", (), ()))
-    record = CommitRecord(ClosedItem("body", number, 0, (), 1.0, ()), commit)
+    commit = CommittedItem("body", number, 0, (ref,), Encoding(Codec.INT4), "", MergeScalars("", "", (), (), "", ""))
+    record = CommitRecord(ClosedItem("body", number, 0, (), 1.0, (), 24.0), commit)
     weights = (ObjectRef(f"s{number}", 0, 4, SNAPSHOT_BYTES, ""),) if has_snapshot else ()
     return VersionState(number, "", number, commit=record if has_update else None, weights=weights)
 

@@ -18,13 +18,11 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log.checkpoints import checkpoint_of
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     AcceptedItem,
     CollectedItem,
     CommittedItem,
     Fate,
     Item,
-    LevelItem,
     MergeScalars,
     ObjectRef,
     PolicyItem,
@@ -117,7 +115,7 @@ class LogWorld:
         items += [SnapshotItem(name, 0, f"{name}-0", (self.ref(f"snapshots/{name}/0"),), ()) for name in FRAGMENTS]
         self.sessions = {learner: self.entropy.hex_id() for learner in LEARNERS}
         sessions = [SessionItem(learner, session, "") for learner, session in self.sessions.items()]
-        await log.append([LevelItem(ENTRY_FORMAT), *items, StatusItem(RunStatus.OPEN), *sessions])
+        await log.append([*items, StatusItem(RunStatus.OPEN), *sessions])
         self.replicas[0].log = log
         for replica in self.replicas[1:]:
             replica.log = await replica.store.open_log("run", self.spec.uid)
@@ -184,7 +182,8 @@ class LogWorld:
         closing = log.state.fragments[fragment].closing
         if closing is None:
             return None
-        scalars = MergeScalars("3f800000", "00000000", ("3f800000",), tuple(("3f800000",) for _ in closing.members))
+        coefficients = (("3f800000",),) * len(closing.members)
+        scalars = MergeScalars("3f800000", "00000000", ("3f800000",), coefficients, "00000000", "3f800000")
         return CommittedItem(
             fragment,
             closing.version,

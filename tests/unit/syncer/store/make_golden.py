@@ -1,7 +1,6 @@
-"""Makes the golden stores: a small run with every kind of item, from seeded identifiers and a clock that counts.
+"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
 
-`python -m tests.unit.syncer.store.make_golden` writes the newest folders of golden anew. Do so only for a new format:
-stores that older versions wrote have to stay readable, so a change that alters these files needs a new folder.
+`python -m tests.unit.syncer.store.make_golden` writes it anew. Do so only where the format changes on purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     AcceptedItem,
     CollectedItem,
     Decided,
@@ -30,7 +28,6 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
-    LevelItem,
     PolicyItem,
     RollbackFragment,
     RollbackItem,
@@ -48,8 +45,7 @@ from tests.support.dict_objects import DictObjects
 from tests.support.seeded_entropy import SeededEntropy
 from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
-ALL_GOLDEN = tuple(sorted((Path(__file__).parent / "golden").iterdir()))
-GOLDEN = Path(__file__).parent / "golden" / f"v{ENTRY_FORMAT}"
+GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = FragmentLayout(
     FRAGMENT,
     (
@@ -129,7 +125,6 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.round([await driver.push(2, delta(), encoding=FLOAT32)])
     await driver.snapshot()
     await driver.append(LeftItem("m2", "session2"))
-    await driver.append(LevelItem(ENTRY_FORMAT))
     await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
     await driver.round([await driver.push(0, delta(), encoding=INT4)])
     old = await Replayer(log, FRAGMENT, workers).rebuild(1, driver.scratch)
@@ -154,7 +149,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
 
 
 def main() -> None:
-    """Writes the golden stores."""
+    """Writes the golden store."""
     objects = DictObjects()
     expected = asyncio.run(make(objects))
     shutil.rmtree(GOLDEN, ignore_errors=True)

@@ -10,7 +10,6 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
-    OLDEST_LEVEL,
     AcceptedItem,
     ClosedItem,
     CollectedItem,
@@ -32,7 +31,6 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     SnapshotItem,
     StatusItem,
-    entry_format,
     item_to_json,
 )
 from skerry_syncer.store.log.fold import apply_entry
@@ -46,7 +44,7 @@ SPEC = RunSpec(
     {"e": "float32", "b": "float32"},
     0.0,
 )
-SCALARS = MergeScalars("3f800000", "00000000", ("3f800000",), (("3f800000",),))
+SCALARS = MergeScalars("3f800000", "00000000", ("3f800000",), (("3f800000",),), "00000000", "3f800000")
 
 
 class History:
@@ -55,8 +53,8 @@ class History:
     def __init__(self) -> None:
         self.state = RunState(SPEC)
 
-    def add(self, *items: Item, written_in: int = 0) -> tuple[Outcome, ...]:
-        """Adds an entry, in the format that is written now or the one of an older version."""
+    def add(self, *items: Item) -> tuple[Outcome, ...]:
+        """Adds an entry."""
         state = self.state
         entry = Entry(
             state.position + 1,
@@ -66,7 +64,6 @@ class History:
             f"{state.position:032x}",
             0.0,
             items,
-            written_in or entry_format(state.level, items),
         )
         return apply_entry(state, Entry.from_bytes(entry.to_bytes()), entry.to_bytes())
 
@@ -121,7 +118,7 @@ def accepted(
 
 
 def closed(*deltas: str, version: int = 1, attempt: int = 0, decided: tuple[Decided, ...] = ()) -> ClosedItem:
-    return ClosedItem(BODY, version, attempt, tuple(Member(delta, 2.0, 0) for delta in deltas), 1.0, decided)
+    return ClosedItem(BODY, version, attempt, tuple(Member(delta, 2.0, 0) for delta in deltas), 1.0, decided, 24.0)
 
 
 def committed(version: int = 1, attempt: int = 0) -> CommittedItem:
@@ -187,10 +184,10 @@ def test_a_draft_takes_neither_learners_nor_deltas(draft: History) -> None:
 
 
 def test_a_weight_that_numpy_computed_is_written_as_any_number() -> None:
-    item = ClosedItem(BODY, 1, 0, (Member("a", np.float64(0.1), 0),), np.float64(1), ())
+    item = ClosedItem(BODY, 1, 0, (Member("a", np.float64(0.1), 0),), np.float64(1), (), 24.0)
     assert item_to_json(item)["members"] == ({"delta": "a", "weight": 0.1, "staleness": 0},)
     with pytest.raises(TypeError, match="wrong type"):
-        item_to_json(ClosedItem(BODY, 1, 0, (Member("a", np.float32(0.1), 0),), 1.0, ()))  # type: ignore[arg-type]
+        item_to_json(ClosedItem(BODY, 1, 0, (Member("a", np.float32(0.1), 0),), 1.0, (), 24.0))  # type: ignore[arg-type]
 
 
 def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> None:
@@ -210,7 +207,7 @@ def test_a_short_delta_has_a_short_delta_s_share_of_its_round(history: History) 
     """Of two equal weights, the delta of a third of the round's steps counts a third, as in the merge."""
     history.admit(accepted("a"))
     history.admit(msgspec.structs.replace(accepted("b", "m1"), step_count=8, last_step=8))
-    history.admit(msgspec.structs.replace(closed("a", "b"), length=24.0))
+    history.admit(closed("a", "b"))
     history.admit(committed())
     assert [history.state.deltas[name].weight_share for name in "ab"] == [0.75, 0.25]
 
@@ -264,35 +261,12 @@ def test_a_base_may_be_as_old_as_the_policy_says_and_no_older(history: History) 
     history.admit(accepted("d", "m2", base=1))
 
 
-@pytest.mark.parametrize(("written_in", "oldest_base"), [(1, 3), (2, 3), (OLDEST_LEVEL, 0)])
-def test_the_oldest_base_is_counted_in_versions_where_an_older_format_wrote_the_delta(
-    history: History, written_in: int, oldest_base: int
-) -> None:
-    history.admit(PolicyItem("request", Policy(inner_step_count=96, max_staleness=1)))
-    for version in range(1, 5):
-        history.admit(accepted(f"d{version}", base=version - 1))
-        committed_round(history, f"d{version}", version=version)
-    assert history.state.fragments[BODY].newest.step_count == 96, "four versions are one round"
-    for base in range(4):
-        (outcome,) = history.add(accepted(f"late {base}", "m1", base=base), written_in=written_in)
-        reason = None if outcome.rejection is None else outcome.rejection.reason
-        assert reason == (None if base >= oldest_base else "BASE_STALE"), base
-
-
 def test_a_new_session_fences_the_older_for_ever(history: History) -> None:
     history.admit(SessionItem("m0", "m0-s2", "here"))
     assert history.reject(accepted("a")) == "SESSION_FENCED"
     assert history.reject(SessionItem("m0", "m0-s1", "here")) == "SESSION_FENCED"
     assert history.reject(LeftItem("m0", "m0-s1")) == "SESSION_FENCED"
     history.admit(accepted("b", session="m0-s2"))
-
-
-def test_an_attachment_that_was_held_up_does_not_fence_the_one_that_came_meanwhile(history: History) -> None:
-    asked_at = history.state.position
-    history.admit(SessionItem("m0", "m0-s2", "here", asked_at))
-    assert history.reject(SessionItem("m0", "m0-s3", "here", asked_at)) == "SESSION_FENCED"
-    history.admit(SessionItem("m0", "m0-s4", "here", history.state.position))
-    history.admit(SessionItem("m0", "m0-s5", "here"))
 
 
 def test_a_session_may_attach_again_and_leave_once(history: History) -> None:
@@ -471,18 +445,26 @@ def test_a_closing_run_merges_what_it_has_and_a_closed_one_has_decided_everythin
     history.admit(StatusItem(RunStatus.CLOSING))
     for item in (accepted("c", fragment=EMBED), SessionItem("m2", "s", ""), PolicyItem("late", Policy())):
         assert history.reject(item) == "RUN_CLOSED"
-    assert history.reject(rolled_back("late", 0, 1)) == "RUN_CLOSED"
     history.admit(closed("a"))
     assert history.reject(StatusItem(RunStatus.CLOSED)) == "RUN_CLOSED"
     history.admit(committed())
     assert history.admit(StatusItem(RunStatus.CLOSED)) == ("b",)
     assert history.fate("b") == (Fate.EXPIRED, "the run was closed")
     assert history.reject(closed("b", version=2)) == "VERSION_NOT_FOUND"
+    assert history.reject(rolled_back("late", 0, 2)) == "RUN_CLOSED"
+
+
+def test_a_closing_run_is_rolled_back_so_that_it_can_end_without_a_state_that_is_lost(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(closed("a"))
+    history.admit(StatusItem(RunStatus.CLOSING))
+    assert history.admit(rolled_back("request", 0, 1)) == ("a",)
+    assert history.admit(StatusItem(RunStatus.CLOSED)) == ()
 
 
 def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: History) -> None:
     state = history.state
-    good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, (), OLDEST_LEVEL)
+    good = Entry(state.position + 1, SPEC.uid, state.head_digest, "w", "0" * 32, 0.0, ())
     for bad in (
         msgspec.structs.replace(good, run_uid="b" * 32),
         msgspec.structs.replace(good, position=state.position),
@@ -494,19 +476,9 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
     assert apply_entry(state, good, good.to_bytes()) == ()
 
 
-@pytest.mark.parametrize(("planned", "written"), [(0, False), (5000, True)])
-def test_a_planned_length_is_in_the_log_only_where_there_is_one(planned: int, written: bool) -> None:
-    """Readers that don't know the field refuse it."""
-    entry = Entry(
-        1, SPEC.uid, "", "w", "0" * 32, 0.0, (PolicyItem("p", Policy(planned_step_count=planned)),), OLDEST_LEVEL
-    )
-    assert (b"planned_step_count" in entry.to_bytes()) == written
-    assert Entry.from_bytes(entry.to_bytes()) == entry
-
-
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{}", b'{"format":2}', b'{"format":1,"position":"1"}', b"\xff"],
+    [b"", b"[]", b"{}", b'{"format":0}', b'{"format":1,"position":"1"}', b"\xff"],
 )
 def test_bytes_that_are_no_entry_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):

@@ -55,13 +55,11 @@ def references(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_the_chain_of_digests_runs_from_the_spec_to_the_last_entry(run_folder: Path) -> None:
     previous = sha256((run_folder / "run.json").read_bytes())
-    positions, level = [], 3
+    positions = []
     for data, entry in entries(run_folder):
         assert entry["previous"] == previous
         assert entry["run_uid"] == run_folder.name
-        levels = [item["level"] for item in entry["items"] if item["kind"] == "level"]
-        level = max([level, *levels])
-        assert entry["format"] == level
+        assert entry["format"] == 1
         assert re.fullmatch(ID, entry["write_id"])
         previous = sha256(data)
         positions.append(entry["position"])
@@ -137,7 +135,7 @@ def test_a_checkpoint_is_the_state_after_its_entry(run_folder: Path) -> None:
     data = (run_folder / item["name"]).read_bytes()
     assert (len(data), sha256(data)) == (item["size_bytes"], item["digest"])
     state = json.loads(data)
-    assert (state["format"], state["run_uid"], state["position"]) == (2, run_folder.name, item["at"])
+    assert (state["format"], state["run_uid"], state["position"]) == (1, run_folder.name, item["at"])
     assert state["head_digest"] == sha256(log[item["at"] - 1][0])
     before = [one for _, entry in log[: item["at"]] for one in entry["items"]]
     assert [delta["item"] for delta in state["deltas"]] == [one for one in before if one["kind"] == "accepted"]

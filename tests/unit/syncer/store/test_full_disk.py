@@ -17,7 +17,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import StoreFullError
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, AcceptedItem, LevelItem, PolicyItem
+from skerry_syncer.store.log.entries import AcceptedItem, PolicyItem
 from skerry_syncer.store.maintenance.command import export
 from skerry_syncer.store.objects.local import RESERVE, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
@@ -39,7 +39,7 @@ async def filled(disk: Path) -> Driver:
     """Returns a run that trained until its store had no space for a delta."""
     objects = open_objects(f"file://{disk}/store", reserve=True)
     driver = await Driver.start(layout_of((1, NUMEL)), Policy(), objects=objects)
-    await driver.append(LevelItem(ENTRY_FORMAT), PolicyItem("bounded", BOUNDED))
+    await driver.append(PolicyItem("bounded", BOUNDED))
     try:
         while True:
             await driver.round([await pushed(driver)])

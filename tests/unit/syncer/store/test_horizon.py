@@ -4,13 +4,11 @@ import pytest
 
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import (
-    ENTRY_FORMAT,
     CheckpointItem,
     CollectedItem,
     Decided,
     Fate,
     FateItem,
-    LevelItem,
     PolicyItem,
     RunStatus,
     SessionItem,
@@ -42,10 +40,9 @@ def checkpoint(history: History, **oldest: int) -> CheckpointItem:
 
 @pytest.fixture(params=[True, False], ids=["forgets", "keeps the history"])
 def history(request: pytest.FixtureRequest) -> History:
-    """An open run of the newest level with versions 0 to 12 of one fragment, a delta of m0 in each and a snapshot."""
+    """An open run with versions 0 to 12 of one fragment, a delta of m0 in each and a snapshot."""
     made = History()
     made.state = RunState(SPEC, forgets=request.param)
-    made.admit(LevelItem(ENTRY_FORMAT))
     made.admit(snapshot(0, EMBED))
     made.admit(snapshot(0))
     made.admit(StatusItem(RunStatus.OPEN))
@@ -167,13 +164,10 @@ def test_a_checkpoint_is_newer_than_the_last_and_of_a_run_that_allows_it(history
     first = checkpoint(history, body=8)
     history.admit(first)
     assert history.reject(first) == "REPEATED"
-    old = History()
-    old.admit(snapshot(0, EMBED))
-    old.admit(snapshot(0))
-    old.admit(StatusItem(RunStatus.OPEN))
-    assert old.reject(checkpoint(old, body=0)) == "BAD_REQUEST"
-    old.admit(LevelItem(ENTRY_FORMAT))
-    old.admit(checkpoint(old, body=0))
+    draft = History()
+    draft.admit(snapshot(0, EMBED))
+    draft.admit(snapshot(0))
+    assert draft.reject(checkpoint(draft, body=0)) == "RUN_DRAFT"
 
 
 def test_a_writer_asks_to_forget_only_what_is_no_base_any_more(history: History) -> None:
@@ -187,7 +181,6 @@ def test_a_writer_asks_to_forget_only_what_is_no_base_any_more(history: History)
 def test_the_state_goes_into_bytes_and_back() -> None:
     made = History()
     made.state = RunState(SPEC, forgets=True)
-    made.admit(LevelItem(ENTRY_FORMAT))
     for item in (snapshot(0, EMBED), snapshot(0), StatusItem(RunStatus.OPEN), SessionItem("m0", "m0-s1", "here")):
         made.admit(item)
     made.admit(accepted("a"))

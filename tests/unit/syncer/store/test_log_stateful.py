@@ -141,7 +141,7 @@ class LogMachine(RuleBasedStateMachine):
             decided = tuple(Decided(name, Fate.EXPIRED, "too stale") for name in names[:expired])
             members = tuple(Member(name, 1.0, 0) for name in names[expired:])
             attempt = state.closing.attempt + 1 if state.closing is not None and is_again else 0
-            return ClosedItem(fragment, state.version + 1, attempt, members, 1.0, decided) if members else None
+            return ClosedItem(fragment, state.version + 1, attempt, members, 1.0, decided, 24.0) if members else None
 
         self.append(who, item, pause_s)
 

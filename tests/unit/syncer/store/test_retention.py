@@ -12,7 +12,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log import retention
 from skerry_syncer.store.log.checkpoints import checkpoint_of
-from skerry_syncer.store.log.entries import ENTRY_FORMAT, CollectedItem, Item, LevelItem, PolicyItem
+from skerry_syncer.store.log.entries import CollectedItem, Item, PolicyItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.retention import Retention, has_weights_at
 from skerry_syncer.store.log.run_log import RunLog
@@ -61,7 +61,6 @@ class Trained:
         calendar = Calendar()
         driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), clock=calendar)
         made = cls(driver, calendar)
-        await driver.append(LevelItem(ENTRY_FORMAT))
         await made.append(PolicyItem("retention", policy))
         return made
 
@@ -198,14 +197,6 @@ async def test_what_is_gone_cannot_be_pinned() -> None:
     await run.append(PolicyItem("pin", Policy(pinned_positions=(run.positions[8],))))
 
 
-async def test_retention_waits_for_the_format_level() -> None:
-    driver = await Driver.start(layout_of((4, 4), (3,)), Policy())
-    (outcome,) = await driver.log.append([PolicyItem("r", Policy(kept_hours=3))])
-    assert outcome.rejection is not None
-    assert outcome.rejection.reason == "BAD_REQUEST"
-    await driver.append(PolicyItem("s", Policy(kept_hours=1.0)))
-
-
 async def test_forgetting_and_remembering_states_keep_the_same() -> None:
     run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=7, kept_day_count=3))
     for _ in range(8):
@@ -231,13 +222,3 @@ async def test_a_collection_is_due_when_it_frees_a_quarter_of_what_stays() -> No
     assert await run.collect()
     assert not retention.is_due(run.log.state)
     assert not await run.collect()
-
-
-@pytest.mark.parametrize("field", ["kept_version_count", "kept_hours", "kept_day_count", "pinned_positions"])
-def test_programs_that_do_not_know_a_field_read_runs_that_do_not_use_it(field: str) -> None:
-    assert field not in Policy().to_json()
-    changed = Policy.from_json({field: [4] if field == "pinned_positions" else 2})
-    assert changed.to_json()[field] in {2, (4,)}
-    assert Policy.from_json(changed.to_json()) == changed
-    assert changed.states_retention
-    assert not Policy(planned_step_count=5).states_retention

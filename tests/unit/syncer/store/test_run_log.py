@@ -1,6 +1,7 @@
 """Appending and following: what a caller of the log may rely on, one promise a test."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -14,6 +15,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import (
     DraftConflictError,
     LogCorruptError,
+    NewerFormatError,
     ObjectExistsError,
     ObjectMissingError,
     OutcomeUnknownError,
@@ -21,7 +23,7 @@ from skerry_syncer.store.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from skerry_syncer.store.log.entries import CollectedItem, PolicyItem, RunSpec, entry_name
+from skerry_syncer.store.log.entries import FORMAT, CollectedItem, Entry, PolicyItem, RunSpec, entry_name
 from skerry_syncer.store.log.run_log import GROUP_BYTES, RunLog
 from skerry_syncer.store.store import Store
 from tests.simulation.virtual_time import VirtualClock, run_virtual
@@ -342,7 +344,7 @@ async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on
         await store.open_log("run", UID)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 2}'])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 0}'])
 def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(data: bytes) -> None:
     @on_virtual_time
     async def test(bench: Bench) -> None:
@@ -466,3 +468,33 @@ async def test_parts_are_listed_once_each_and_without_condemned_ones(bench: Benc
     await bench.shared.delete([f"{log.prefix}/{first_part.ref.name}"])
     with pytest.raises(ObjectMissingError):
         _ = [piece async for piece in log.blobs.part_frames(first_part.ref)]
+
+
+@on_virtual_time
+async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -> None:
+    log = await bench.store().create_draft(SPEC)
+    await log.append([bench.policy()])
+    newer = Entry(2, UID, log.state.head_digest, "newer", "0" * 32, 0.0, (), FORMAT + 1)
+    bench.shared.objects[entry_name(log.prefix, 2)] = (newer.to_bytes(), 0.0)
+    with pytest.raises(NewerFormatError):
+        await log.append([bench.policy()])
+    with pytest.raises(NewerFormatError):
+        await log.tail()
+    with pytest.raises(NewerFormatError):
+        await bench.store().open_log("run", UID)
+    assert log.failure is None
+    assert log.state.position == 1, "what was readable stays folded"
+
+
+@on_virtual_time
+async def test_names_and_specs_of_a_newer_format_are_no_damage(bench: Bench) -> None:
+    store = bench.store()
+    log = await store.create_draft(SPEC)
+    await store.publish("run", UID)
+    for name in (f"{log.prefix}/run.json", f"runs/run/names/{1:020}"):
+        values = json.loads(bench.shared.objects[name][0]) | {"format": FORMAT + 1}
+        bench.shared.objects[name] = (json.dumps(values).encode(), 0.0)
+    with pytest.raises(NewerFormatError):
+        await bench.store().open_log("run", UID)
+    with pytest.raises(NewerFormatError):
+        await store.resolve("run")

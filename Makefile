@@ -34,7 +34,7 @@ test-long: $(READY) ## run what is too long for the default suite: more seeds an
 	@echo "test-long: tests that take too long for the default suite"
 	@$(BIN)/python -m pytest -m "long and not e2e" -n 2 --dist worksteal $(ARGS)
 
-test-e2e: $(READY) ## run attacks and what needs root, containers or Debian's servers, and say what was skipped (20 minutes)
+test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (20 minutes)
 	@$(BIN)/python tests/e2e/lanes.py $(ARGS)
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (5 minutes)

@@ -22,7 +22,7 @@ _NOTHING_TO_RUN: Final = 5
 def main() -> int:
     """Returns the exit status of a lane that failed, or 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was begun is ended
-    print("test-e2e: attacks and benchmarks, which measure", flush=True)
+    print("test-e2e: floods and benchmarks, which measure", flush=True)
     statuses = [subprocess.run(_command("e2e and alone"), check=False).returncode]
     print(f"test-e2e: storms, and containers and real servers beside them; see {_LOGS}/*.txt", flush=True)
     statuses += _run_beside()

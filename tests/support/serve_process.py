@@ -60,6 +60,12 @@ class ServeProcess:
         assert self._process is not None
         return self._process.pid
 
+    def peak_mib(self) -> float:
+        """Returns the most memory that the process ever had."""
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) / 2**10
+
     async def kill(self) -> None:
         """Kills the process with SIGKILL."""
         assert self._process is not None

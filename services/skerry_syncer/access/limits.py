@@ -28,10 +28,12 @@ FIRST_MESSAGE_S: Final = 30.0
 # First messages of one client that may arrive at the same time, since gRPC holds incomplete ones in memory.
 MAX_ARRIVING: Final = 8
 # Calls that a client may begin, and messages that it may send but for weights, in a second and at once. What has many
-# bytes counts as more: an answer with 60,000 tensors has 3 MB and takes 20 ms to make.
-CALLS_A_SECOND: Final = 500
-CALLS_AT_ONCE: Final = 1000
+# bytes counts as more: an answer with 60,000 tensors has 3 MB and takes 20 ms to make. So does to follow a run, which
+# begins with all that is known of it.
+CALLS_A_SECOND: Final = 200
+CALLS_AT_ONCE: Final = 600
 BYTES_A_CALL: Final = 2**13
+FOLLOWING_CALLS: Final = 10
 # How long a call may wait for its turn before it is refused. A refused one waits too: a connection has few streams, so
 # a client that repeats refused calls is slowed down.
 MAX_DELAY_S: Final = 1.0
@@ -61,15 +63,15 @@ class Allowance:
         """Takes the tokens of a message that has come or is about to go; what comes next waits for them."""
         self._take(size_bytes // BYTES_A_CALL)
 
-    async def take(self) -> None:
-        """Takes a token, and returns when it is there.
+    async def take(self, count: int = 1) -> None:
+        """Takes so many tokens, and returns when they are there.
 
         Raises:
             SyncerError: QUOTA_EXCEEDED: that would take longer than `MAX_DELAY_S`.
         """
         wait_s = self._empty_until_s - asyncio.get_running_loop().time()
         if wait_s <= MAX_DELAY_S:
-            self._take(1)
+            self._take(count)
         if wait_s > 0:
             await asyncio.sleep(min(wait_s, MAX_DELAY_S))
         if wait_s > MAX_DELAY_S:

@@ -20,7 +20,14 @@ from skerry.runtime.logs import get_logger
 from skerry_syncer.access.caller import CALLER, author
 from skerry_syncer.access.certificates import client_uri, identity_of
 from skerry_syncer.access.deny_list import DenyList
-from skerry_syncer.access.limits import FIRST_MESSAGE_S, MAX_MESSAGE_BYTES, Allowance, Allowances, patience_s
+from skerry_syncer.access.limits import (
+    FIRST_MESSAGE_S,
+    FOLLOWING_CALLS,
+    MAX_MESSAGE_BYTES,
+    Allowance,
+    Allowances,
+    patience_s,
+)
 from skerry_syncer.access.roles import check_message, check_role
 from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 from skerry_syncer.rpc.status import reason_of, status_of
@@ -32,6 +39,7 @@ _OWN: Final = "/skerry.v1."
 _HEALTH: Final = "/grpc.health.v1."
 # Their messages have weights, which the budget of bytes in flight bounds.
 _BULK: Final = frozenset({"Exchange/PushDelta", "Exchange/PullFragment"})
+_FOLLOWING: Final = frozenset({"Exchange/Attach", "Exchange/Watch"})
 
 if TYPE_CHECKING:  # generic in their stub alone
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -82,7 +90,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         serving: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
         try:
             allowance = self._allowances.of(client_uri(context) or context.peer() or "")
-            await allowance.take()
+            await allowance.take(FOLLOWING_CALLS if method in _FOLLOWING else 1)
             self._identify(path, context)
             messages = _Messages(self, handler, method, requests, allowance, is_own=path.startswith(_OWN))
             answers = serving(messages if handler.request_streaming else await messages.only(), context)

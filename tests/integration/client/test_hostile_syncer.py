@@ -7,7 +7,7 @@ import gzip
 import struct
 import sys
 
-from tests.attacks.wire import http2, literal
+from tests.support.http2 import http2, literal
 
 ZEROS = gzip.compress(bytes(50 * 2**20))
 CLIENT = """

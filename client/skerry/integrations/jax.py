@@ -40,7 +40,8 @@ class JaxLearner(ArrayLearner):
     Args:
         params: a pytree of floating-point arrays, of which no part is on devices of other processes. Tensors are named
             by their paths, as in `decoder.layers.0.kernel`.
-        **options: as `ArrayLearner` says, `target` and `run` among them.
+
+    The other arguments are as `ArrayLearner` says.
 
     Raises:
         ValueError: a leaf is no array of floating-point numbers, or lies on devices of other processes.

@@ -168,19 +168,6 @@ async def test_a_version_that_can_not_be_is_refused(
         await _pulled(learner.stubs, _pull_from(learner, -1, target_version=-1, is_newest=False))
 
 
-@pytest.mark.parametrize("version", [1, 7, 2**63 - 1])
-async def test_a_version_of_the_future_is_refused(learner: RawLearner, version: int) -> None:
-    with refused("VERSION_NOT_FOUND", NOT_FOUND) as caught:
-        await _pulled(learner.stubs, _pull_from(learner, version))
-    assert f"from_version={version}, newest=0" in caught.refusal.message
-    with refused("VERSION_NOT_FOUND", NOT_FOUND):
-        await _pulled(learner.stubs, _pull_from(learner, version, target_version=0, is_newest=False))
-    resumed = _pull_from(learner, version, target_version=0, is_newest=False)
-    resumed.resume.CopyFrom(exchange.PullResume())
-    with refused("VERSION_NOT_FOUND", NOT_FOUND):
-        await _pulled(learner.stubs, resumed)
-
-
 async def test_a_version_above_the_target_leads_to_it_from_a_snapshot(learner: RawLearner, base: Pulled) -> None:
     await learner.push(learner.header(base, "body"), _values())
     await learner.event("version_committed")

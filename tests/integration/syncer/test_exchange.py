@@ -264,11 +264,6 @@ async def test_a_plan_with_objects_that_are_not_there_has_expired(stubs: Stubs, 
             pass
 
 
-async def test_a_version_that_is_not_there_is_refused(stubs: Stubs, run: types.Run) -> None:
-    with refused("VERSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
-        await pull(stubs, run, "body", target=7)
-
-
 async def test_a_session_that_comes_back_is_told_what_is_pending(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
@@ -304,16 +299,6 @@ async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces
     assert (fate.delta_id, fate.fate) == (older.delta_id, types.FATE_SUPERSEDED)
     learner.detach()
     newer.detach()
-
-
-async def test_an_outlier_is_quarantined_by_name(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    await _make_versions(learner, 2)
-    header = learner.header(await pull(stubs, run, "body"), "body")
-    await learner.push(header, 1e5 * _values(3))
-    (fate,) = (await learner.event("fates_decided")).fates_decided.fates
-    assert (fate.delta_id, fate.fate) == (header.delta_id, types.FATE_QUARANTINED)
-    assert "outlier" in fate.reason
-    assert (await pull(stubs, run, "body")).version == 2
 
 
 async def test_an_observer_sees_the_past_and_then_the_present(
@@ -362,12 +347,6 @@ async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
     observer.cancel()
 
 
-async def test_an_observer_of_a_position_beyond_the_log_is_refused(stubs: Stubs, run: types.Run) -> None:
-    with refused("VERSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
-        async for _ in stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1000)):
-            pass
-
-
 async def test_an_observer_sees_reports(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
     await _read(call)
@@ -377,13 +356,6 @@ async def test_an_observer_sees_reports(stubs: Stubs, run: types.Run, learner: R
         pass
     assert (event.learner.learner_id, event.learner.is_live) == ("eu", True)
     call.cancel()
-
-
-async def test_a_caller_that_saw_more_than_the_log_has_is_told_that_the_store_lost_it(
-    stubs: Stubs, run: types.Run
-) -> None:
-    with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
-        await stubs.runs.GetRun(runs.GetRunRequest(name=run.name, seen_position=999))
 
 
 async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:

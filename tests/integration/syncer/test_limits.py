@@ -28,7 +28,6 @@ from skerry_syncer.access import limits as quotas
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 from skerry_syncer.run.push import MAX_PART_BYTES
 from skerry_syncer.server import SyncerServer, serving
-from skerry_syncer.store.log.entries import SessionItem
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
@@ -215,17 +214,6 @@ async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
             call.cancel()
 
 
-async def test_of_many_learners_an_answer_has_the_live_ones(server: SyncerServer, stubs: Stubs) -> None:
-    run, _ = await create_run(stubs)
-    log = (await server.host.open("demo")).log
-    await log.append([SessionItem(f"n{number}", f"{number:032x}", "") for number in range(5000)])
-    learner = RawLearner(stubs, run, "us", random.Random(1))
-    await learner.attach()
-    seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
-    assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (256, ["us"])
-    learner.detach()
-
-
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     """Stands for Python's garbage collector that finds nothing old enough to look at, which may be so for hours."""
@@ -309,16 +297,3 @@ async def test_one_connection_has_a_bounded_number_of_streams(store_url: str) ->
             watch.cancel()
         await asyncio.gather(*firsts, return_exceptions=True)
         assert 100 < len(served) <= 128
-
-
-async def test_a_listing_has_what_was_changed_before_it(stubs: Stubs) -> None:
-    for number in range(3):
-        await create_run(stubs, f"run{number}", seed=number)
-        listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
-        assert [one.name for one in listed] == [f"run{at}" for at in range(number + 1)]
-    policy = types.Policy(inner_step_count=77)
-    changed = runs.SetPolicyRequest(name="run1", request_id=hex_id(random.Random(1)), policy=policy)
-    await stubs.runs.SetPolicy(changed)
-    await stubs.runs.DeleteRun(runs.DeleteRunRequest(name="run2", run_uid=listed[2].uid))
-    listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
-    assert [(one.name, one.policy.inner_step_count) for one in listed] == [("run0", 4), ("run1", 77)]

@@ -13,6 +13,8 @@ import pytest
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
+from skerry_syncer.server import SyncerServer
+from skerry_syncer.store.log.entries import SessionItem
 from tests.support.raw_learner import (
     FLOAT32,
     QUICK,
@@ -282,3 +284,27 @@ async def test_malformed_untrained_tensors_are_refused(stubs: Stubs, wrong: dict
     request.untrained.add(**wrong)
     with refused("SHAPE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT):
         await stubs.runs.CreateRun(request)
+
+
+async def test_a_listing_has_what_was_changed_before_it(stubs: Stubs) -> None:
+    for number in range(3):
+        await create_run(stubs, f"run{number}", seed=number)
+        listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
+        assert [one.name for one in listed] == [f"run{at}" for at in range(number + 1)]
+    policy = types.Policy(inner_step_count=77)
+    changed = runs.SetPolicyRequest(name="run1", request_id=hex_id(random.Random(1)), policy=policy)
+    await stubs.runs.SetPolicy(changed)
+    await stubs.runs.DeleteRun(runs.DeleteRunRequest(name="run2", run_uid=listed[2].uid))
+    listed = (await stubs.runs.ListRuns(runs.ListRunsRequest())).runs
+    assert [(one.name, one.policy.inner_step_count) for one in listed] == [("run0", 4), ("run1", 77)]
+
+
+async def test_of_many_learners_an_answer_has_the_live_ones(server: SyncerServer, stubs: Stubs) -> None:
+    run, _ = await create_run(stubs)
+    log = (await server.host.open("demo")).log
+    await log.append([SessionItem(f"n{number}", f"{number:032x}", "") for number in range(5000)])
+    learner = RawLearner(stubs, run, "us", random.Random(1))
+    await learner.attach()
+    seen = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+    assert (len(seen), [one.learner_id for one in seen if one.is_live]) == (256, ["us"])
+    learner.detach()

@@ -60,10 +60,9 @@ format: $(READY) ## write the code as the formatter would
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --quiet --fix-only .
 
-bench: $(READY) ## measure for 15 minutes: all but quality, wan, rivals, syncer_path and rank_memory; rows and pictures to build/benchmarks
+bench: $(READY) ## measure the speed for 12 minutes; rows and a picture go to build/benchmarks
 	@echo "bench: speed"
 	@$(BIN)/python -m benchmarks.speed
-	@for name in growth history simulation schedule; do echo "bench: $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 fuzz: $(READY) ## give every decoder and method wrong input for an hour (MINUTES=60); findings to build/fuzz
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.history.synthesis import RUN, UID, Synthesis
 from skerry_syncer.store.log.checkpoints import (
     CHECKPOINT_EVERY,
     KEPT_CHECKPOINTS,
@@ -22,6 +21,7 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from tests.simulation.virtual_time import run_virtual
+from tests.support.long_log import RUN, UID, Synthesis
 from tests.unit.syncer.store.test_run_log import Bench
 
 ENTRIES = 2 * CHECKPOINT_EVERY + 300

@@ -1,1 +1,0 @@
-"""What a run of many entries costs to open and to hold."""

@@ -7,10 +7,8 @@ write; the blobs that they name are not there, because opening a run reads none.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from skerry.wire.codecs import Codec, Encoding
@@ -183,21 +181,3 @@ class Synthesis:
                 raise ValueError(f"made an entry that the fold rejects. rejection={outcome.rejection}")
         self._put(entry_name(self._prefix, position), data)
         self.log_bytes += len(data)
-
-
-def folder_writer(root: Path) -> Callable[[str, bytes], None]:
-    """Returns a `put` that writes files below `root` as a `file://` store has them, without syncing them."""
-    made: set[Path] = set()
-
-    def put(name: str, data: bytes) -> None:
-        path = root / name
-        if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-
-    return put

@@ -23,9 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
 from itertools import pairwise
-from operator import xor
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -53,11 +51,6 @@ class OuterState:
     momentum: Float32s  # (numel,)
     residual: Float32s  # (numel,)
     version: int  # TORN while it is being written, and after a write that failed
-    checksum: int | None = None  # the exclusive or of all bits, as they were written; None where it was not computed
-
-    def actual_checksum(self) -> int:
-        """Returns what `checksum` is now: another number after a bit has changed. As fast as memory is."""
-        return _exclusive_or(self.weights, self.momentum, self.residual)
 
 
 @dataclass(frozen=True)
@@ -102,8 +95,6 @@ class AdvancedSpan(NamedTuple):
 
     frames: tuple[bytes, ...]  # the span's update; none where they were not asked for
     pieces: LeafPieces
-    before: int  # checksum of the span's state, as it was read
-    after: int  # the same, as it was written
     first_difference: int | None  # the first element whose update is not the published one, where that was given
 
 
@@ -144,17 +135,17 @@ def advance_span(
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    frames, leaf, before, after, difference = list[bytes](), _Leaf(span), 0, 0, None
+    frames, leaf, difference = list[bytes](), _Leaf(span), None
     for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
-        raw, q, read, written = _advance(step, cut)
+        raw, q = _advance(step, cut)
         if packs:
             frames.append(pack_frame(cut, raw, step.encoding))
-        before, after, inside = before ^ read, after ^ written, _inside(cut)
+        inside = _inside(cut)
         leaf.take(step.state.weights[inside])
         if published is not None and difference is None:
             unequal = np.flatnonzero(published[inside].view(np.uint32) != q.view(np.uint32))
             difference = cut.first + int(unequal[0]) if len(unequal) else None
-    return AdvancedSpan(tuple(frames), leaf.pieces, before, after, difference)
+    return AdvancedSpan(tuple(frames), leaf.pieces, difference)
 
 
 def subtract_update(
@@ -251,23 +242,21 @@ def _inside(cut: Cut) -> slice:
     return slice(cut.first, cut.first + cut.numel)
 
 
-def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s, int, int]:
+def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
     """Writes the next version of a cut's elements.
 
-    Returns the update's raw bytes and q, both valid until this thread's next call, and the exclusive or of the state's
-    bits as they were read, and as they were written.
+    Returns the update's raw bytes and q, both valid until this thread's next call.
     """
     layout, inside, (target, q) = step.layout, _inside(cut), _arrays.value[:, : cut.numel]
     of_fragment = step.state.weights, step.state.momentum, step.state.residual
     acc, weights, momentum, residual = (array[inside] for array in (step.acc, *of_fragment))
     kernels = kernels_for(acc, weights, momentum, residual)
     if kernels is None:
-        read = _exclusive_or(weights, momentum, residual)
         _write_target(step, cut, momentum, residual, target=target, d=q)
         raw = quantise_cut(target, layout, cut, decoded=q)
         np.subtract(weights, q, out=weights)
         np.subtract(target, q, out=residual)
-        return raw, q, read, _exclusive_or(weights, momentum, residual)
+        return raw, q
     scalars = step.scalars
     tensors = slice(layout.tensor_at(inside.start), layout.tensor_at(inside.stop - 1) + 1)
     edges = (layout.bounds_within(inside.start, inside.stop) - cut.first).astype(np.uint64)
@@ -277,14 +266,13 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s, int, in
         blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
         raw, scales, codes = empty_frame(cut.codec, blocks)
         of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
-        is_within, read, written = kernels.take_step(*of_codec, *sums, *factors, *written_arrays)
-        if not is_within:
+        if not kernels.take_step(*of_codec, *sums, *factors, *written_arrays):
             raise non_finite_error(target, layout, cut)
-        return raw, q, read, written
-    of_target = kernels.step_target(*sums, *factors, 0, cut.numel, target)
+        return raw, q
+    kernels.step_target(*sums, *factors, 0, cut.numel, target)
     raw = quantise_cut(target, layout, cut, decoded=q)
-    of_advance = kernels.advance(target, q, weights, residual)
-    return raw, q, of_target[0] ^ of_advance[0], of_target[1] ^ of_advance[1]
+    kernels.advance(target, q, weights, residual)
+    return raw, q
 
 
 # The encoder refuses values that overflow and names the element, so NumPy's warning would only repeat it.
@@ -303,7 +291,3 @@ def _write_target(
     np.add(d, target, out=target)
     np.multiply(target, scalars.rate, out=target)
     np.add(residual, target, out=target)
-
-
-def _exclusive_or(*arrays: Float32s) -> int:
-    return reduce(xor, (int(np.bitwise_xor.reduce(array.view(np.uint32))) for array in arrays))

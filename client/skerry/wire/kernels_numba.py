@@ -44,7 +44,6 @@ _read_floats = types.Array(types.float32, 1, "C", readonly=True)
 _edges = types.Array(types.uint64, 1, "C", readonly=True)
 _bytes, _floats, _words = types.uint8[::1], types.float32[::1], types.uint32[::1]
 _float = types.float32
-_two_bits = types.Tuple((types.uint32, types.uint32))  # type: ignore[no-untyped-call]
 
 
 def _compiled(signature: Any, **more: Any) -> Callable[[Function], Function]:
@@ -227,7 +226,7 @@ def shift(anchor: Float32s, base: Float32s, in_flight: Float32s, out: Float32s) 
 
 
 @_compiled(
-    _two_bits(
+    types.void(
         *(_read_floats, _edges, _read_floats, _floats, _read_floats),
         *(_float, _float, _float, _float, types.uint64, types.uint64, _floats),
     )
@@ -245,36 +244,26 @@ def step_target(
     first: np.uint64,  # elements [first, stop) are written
     stop: np.uint64,
     target: Float32s,  # (numel,) written
-) -> tuple[np.uint32, np.uint32]:
-    """`step._write_target` of a range; the exclusive or of what was read of the state, and of what was written."""
-    momentum_bits, residual_bits = momentum.view(np.uint32), residual.view(np.uint32)
-    read, written = np.uint32(0), np.uint32(0)
+) -> None:
+    """`step._write_target` of a range."""
     for tensor in range(np.uint64(len(scales))):
         low, scale = max(first, edges[tensor]), scales[tensor]
         for i in range(max(low, min(stop, edges[tensor + _ONE])) - low):
-            read ^= momentum_bits[low + i] ^ residual_bits[low + i]
             d = acc[low + i] * scale
             buf = momentum[low + i] * decay + d * gain
             momentum[low + i] = buf
-            written ^= np.float32(buf).view(np.uint32)
             target[low + i] = residual[low + i] + (d + buf * mu) * rate
-    return read, written
 
 
-@_compiled(_two_bits(_read_floats, _read_floats, _floats, _floats))
-def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> tuple[np.uint32, np.uint32]:
-    """Writes weights - q and target - q; the exclusive or of the weights that were read, and of what was written."""
-    weight_bits, read, written = weights.view(np.uint32), np.uint32(0), np.uint32(0)
+@_compiled(types.void(_read_floats, _read_floats, _floats, _floats))
+def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> None:
+    """Writes weights - q and target - q."""
     for i in range(np.uint64(len(target))):
-        read ^= weight_bits[i]
-        theta, rest = weights[i] - q[i], target[i] - q[i]
-        weights[i], residual[i] = theta, rest
-        written ^= np.float32(theta).view(np.uint32) ^ np.float32(rest).view(np.uint32)
-    return read, written
+        weights[i], residual[i] = weights[i] - q[i], target[i] - q[i]
 
 
 @_compiled(
-    types.Tuple((types.boolean, types.uint32, types.uint32))(  # type: ignore[no-untyped-call]
+    types.boolean(
         *(types.int64, _float, _float, _edges, _floats, _bytes),
         *(_read_floats, _edges, _read_floats, _floats, _floats, _float, _float, _float, _float),
         *(_floats, _floats, _floats),
@@ -299,23 +288,23 @@ def take_step(
     weights: Float32s,  # (numel,) written
     target: Float32s,  # (numel,) written
     q: Float32s,  # (numel,) written
-) -> tuple[bool, np.uint32, np.uint32]:
+) -> bool:
     """`step_target`, `quantise` and `advance` in turns, so that each finds in a cache what the one before has written.
 
     Returns False, and stops, at the piece in which `quantise` finds a value beyond the codec. Its momentum and target
     are written, its weights and residual are not, and `target` is of an earlier call beyond it.
     """
-    read, written, block, count = np.uint32(0), np.uint32(0), np.uint64(0), np.uint64(len(scales))
+    block, count = np.uint64(0), np.uint64(len(scales))
     while block < count:
         end = block + _ONE
         while end < count and edges[end] - edges[block] < _PIECE:
             end += _ONE
         first, stop = edges[block], edges[end]
         factors = (decay, gain, mu, rate)
-        of_target = step_target(acc, tensor_edges, tensor_scales, momentum, residual, *factors, first, stop, target)
+        step_target(acc, tensor_edges, tensor_scales, momentum, residual, *factors, first, stop, target)
         limits = (bits, top_code, smallest_scale)
         if not quantise(*limits, target, edges[block : end + _ONE], scales[block:end], codes, q, True):
-            return False, read, written
-        of_advance = advance(target[first:stop], q[first:stop], weights[first:stop], residual[first:stop])
-        read, written, block = read ^ of_target[0] ^ of_advance[0], written ^ of_target[1] ^ of_advance[1], end
-    return True, read, written
+            return False
+        advance(target[first:stop], q[first:stop], weights[first:stop], residual[first:stop])
+        block = end
+    return True

@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from operator import xor
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -44,14 +43,12 @@ from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
-from skerry_syncer.merge.outer_states import DamagedStateError, OuterStates
+from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.seeding import seed
 from skerry_syncer.rounds.closing import references
-from skerry_syncer.rounds.engine import most_members
 from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import (
-    AcceptedItem,
     ClosedItem,
     CommittedItem,
     ObjectRef,
@@ -72,10 +69,6 @@ from skerry_syncer.store.versions.scratch import Scratch
 _LARGEST_SQUARED_NORM: Final = 2.0**200
 # Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
 UPDATE_OBJECT_SPANS: Final = 8
-
-
-class StepOverflowError(UnreadableDeltaError):
-    """The step left the range of the update's codec: by a damaged state, or by the delta that it names."""
 
 
 @dataclass
@@ -127,17 +120,13 @@ async def merge_round(
 
     Raises:
         ValueError: `state` is not of the version before.
-        DamagedStateError: `state` had not its checksum.
         UnreadableDeltaError: a delta can't be read back, or is too large: close the set again without it.
-        StepOverflowError: likewise, if it comes again with a state that was rebuilt.
         StoreUnavailableError: the same call may succeed later.
     """
     if state.version != closing.version - 1:
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
     layout = log.spec.fragment(fragment)
     deltas = [log.state.deltas[member.delta].item for member in closing.members]
-    if len(deltas) > most_members(layout):  # an earlier version froze it
-        raise UnreadableDeltaError(deltas[-1].delta, ValueError("its set is too large for one commit"))
     largest = max(deltas, key=lambda delta: max(delta.squared_norms))
     if max(largest.squared_norms) > _LARGEST_SQUARED_NORM:
         raise UnreadableDeltaError(largest.delta, ValueError("its norm is out of range"))
@@ -160,7 +149,10 @@ async def merge_round(
     )
     step = Step(layout, scalars, policy.update_encoding, state, acc)
     spans = step_spans(layout, step.encoding)
-    advanced = await _advance(step, spans, largest, workers)
+    try:
+        advanced = await _advance(step, spans, workers)
+    except NonFiniteError as error:
+        raise UnreadableDeltaError(largest.delta, error) from error
     state.version = closing.version
     digest = digest_of_spans(layout.numel, [one.pieces for one in advanced])
     commit = CommittedItem(
@@ -200,23 +192,15 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
     return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
 
 
-async def _advance(step: Step, spans: Sequence[Span], largest: AcceptedItem, workers: Workers) -> list[AdvancedSpan]:
+async def _advance(step: Step, spans: Sequence[Span], workers: Workers) -> list[AdvancedSpan]:
     """Takes the state of `step` through all spans; its version is for the caller to set."""
-    state, expected = step.state, step.state.checksum
-    state.version, state.checksum = TORN, None
+    step.state.version = TORN
 
     async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
         for span in spans:
             yield partial(advance_span, step, span)
 
-    try:
-        advanced = await run_jobs(workers, jobs())
-    except NonFiniteError as error:
-        raise StepOverflowError(largest.delta, error) from error
-    if expected not in (None, reduce(xor, (one.before for one in advanced))):
-        raise DamagedStateError(step.layout.name)
-    state.checksum = reduce(xor, (one.after for one in advanced))
-    return advanced
+    return await run_jobs(workers, jobs())
 
 
 _LOG: Final = get_logger(__name__)
@@ -254,35 +238,21 @@ class Merger:
             UnreadableDeltaError: a member can't be read.
             StoreError: the store failed; nothing was committed.
         """
-        state = self._log.state
+        fragment = self._log.state.fragments[key.fragment]
         async with self._locks[key.fragment]:
             closing = self.frozen_set(key)
             if closing is None:
                 return
             began_s = self._clock.monotonic_s()
-            with self._scratch.lent(state.fragments[key.fragment].layout.numel) as acc:
-                outer, result = await self._merged(acc, key, closing)
-            await self._commit(key, began_s, outer, result)
-
-    async def _merged(self, acc: Float32s, key: MergeKey, closing: ClosedItem) -> tuple[OuterState, MergeResult]:
-        """Returns the fragment's state at the new version, which is not cached."""
-        name, fragment = key.fragment, self._log.state.fragments[key.fragment]
-        for is_last in (False, True):
-            outer = await self._states.at(fragment, key.version - 1)
-            self._states.drop(name)  # it changes from here on
+            outer = await self._states.take(fragment, key.version - 1)
             try:
-                outer = await self._states.writable(name, outer)
-                return outer, await merge_round(self._log, name, closing, outer, acc, workers=self._workers)
-            except (DamagedStateError, StepOverflowError) as error:
-                del outer  # before it is made again
-                if is_last:
-                    raise
-                _LOG.warning("state is rebuilt, it may be damaged", fragment=name, cause=str(error))
+                with self._scratch.lent(fragment.layout.numel) as acc:
+                    result = await merge_round(self._log, key.fragment, closing, outer, acc, workers=self._workers)
             except BaseException:
                 if outer.version == key.version - 1:  # nothing was changed
-                    await self._states.keep(name, outer, fragment.versions[outer.version].digest)
+                    self._states.keep(key.fragment, outer, fragment.versions[outer.version].digest)
                 raise
-        raise AssertionError("the second try returns or raises")
+            await self._commit(key, began_s, outer, result)
 
     async def _commit(self, key: MergeKey, began_s: float, outer: OuterState, result: MergeResult) -> None:
         """Makes the version durable, and caches the state if the log names the same."""
@@ -292,7 +262,7 @@ class Merger:
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
             return
-        await self._states.keep(key.fragment, outer, result.commit.digest)
+        self._states.keep(key.fragment, outer, result.commit.digest)
         _LOG.info(
             "version committed",
             run=self._log.spec.name,
@@ -350,8 +320,6 @@ class Merger:
                 await self._log.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
                 for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
             ]
-            if not await self._states.is_sound(name, outer):  # the log has no digest of momentum and residual
-                return
         await self._log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
         _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
 

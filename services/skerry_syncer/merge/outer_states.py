@@ -1,4 +1,4 @@
-"""The outer states that one replica keeps of a run: a cache, which is checked before it is used again.
+"""The outer states that one replica keeps of a run: a cache.
 
 A snapshot may be reading a fragment's state when the next version is due. That version is then written to a copy, so
 that no merge waits for a slow store.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,14 +23,6 @@ from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
-
-
-class DamagedStateError(UnreadableObjectError):
-    """The state that a merge began from does not have the bits that were written: the scratch storage failed."""
-
-    def __init__(self, fragment: str) -> None:
-        """Names the fragment."""
-        super().__init__(f"scratch of {fragment}", "it has other bytes than were written")
 
 
 @dataclass
@@ -56,66 +48,39 @@ class OuterStates:
         self._cache: dict[str, _Cached] = {}
         self._reading: dict[str, OuterState] = {}  # by fragment: what a snapshot is made of
 
-    async def at(self, fragment: FragmentState, version: int) -> OuterState:
-        """Returns the outer state of `version`, from the cache if the log has that and no snapshot is nearer."""
+    async def take(self, fragment: FragmentState, version: int) -> OuterState:
+        """Returns the outer state of `version`, which its caller may change: it is not in the cache any more.
+
+        It comes from the cache if the log has that and no snapshot is nearer.
+        """
         name = fragment.layout.name
         replayer = Replayer(self._log, name, self._workers)
-        cached = self._cache.pop(name, None)  # removed while it changes, so that a failure leaves no torn state behind
+        cached = self._cache.pop(name, None)
         outer = cached.outer if cached is not None else None
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
             try:
-                if outer.version < version:
-                    if not await self.is_sound(name, outer):
-                        raise DamagedStateError(name)
-                    outer = await self.writable(name, outer)
-                    await replayer.advance(outer, version, self._scratch)
-                    await self.keep(name, outer, fragment.versions[version].digest)
-                else:
-                    self._put(name, replace(cached))
+                outer = await self._writable(name, outer)
+                await replayer.advance(outer, version, self._scratch)
             except (ObjectMissingError, UnreadableObjectError) as error:
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
                 return outer
         cached = outer = None  # so that their scratch space is free
-        outer = await replayer.rebuild(version, self._scratch)
-        await self.keep(name, outer, fragment.versions[version].digest)
-        return outer
+        return await replayer.rebuild(version, self._scratch)
 
-    async def keep(self, name: str, outer: OuterState, digest: str) -> None:
-        """Caches a fragment's outer state while there is space; `digest` is the log's for its version.
-
-        The next reader of the state's arrays compares them with its checksum, because they may lie on a disk.
-        """
-        if outer.checksum is None:
-            outer.checksum = await self._workers.run(outer.actual_checksum)
-        self._put(name, _Cached(outer, digest))
-
-    async def is_sound(self, name: str, outer: OuterState) -> bool:
-        """Whether a cached state has its checksum; drops it where it has not."""
-        if await self._workers.run(outer.actual_checksum) == outer.checksum:
-            return True
-        _LOG.warning("scratch has other bytes than were written; it will be made again", fragment=name)
-        cached = self._cache.get(name)
-        if cached is not None and cached.outer is outer:
-            self.drop(name)
-        return False
-
-    def _put(self, name: str, cached: _Cached) -> None:
-        self._cache[name] = cached
+    def keep(self, name: str, outer: OuterState, digest: str) -> None:
+        """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
+        self._cache[name] = cached = _Cached(outer, digest)
         self._scratch.may_drop(cached)
 
-    def drop(self, name: str) -> None:
-        """Forgets a fragment's outer state, which is about to change."""
-        del self._cache[name]
-
-    async def writable(self, name: str, outer: OuterState) -> OuterState:
-        """Returns a state that is not cached, for its user to change: a copy of it while another task reads it."""
+    async def _writable(self, name: str, outer: OuterState) -> OuterState:
+        """Returns a copy of the state while another task reads it, else the state."""
         if self._reading.get(name) is not outer:
             return outer
         weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
         for copy, array in ((weights, outer.weights), (momentum, outer.momentum), (residual, outer.residual)):
             await self._workers.run(np.copyto, copy, array)
-        return OuterState(weights, momentum, residual, outer.version, outer.checksum)
+        return OuterState(weights, momentum, residual, outer.version)
 
     @contextmanager
     def reading(self, fragment: FragmentState) -> Iterator[OuterState | None]:

@@ -13,7 +13,6 @@ from msgspec import structs
 from skerry.algorithm.merge import Pace, largest_after, with_step
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
-from skerry_syncer.rounds import engine as rounds
 from skerry_syncer.store.log.entries import PolicyItem
 from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32_from_hex
 from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
@@ -297,26 +296,13 @@ async def test_what_an_update_drops_stays_as_residual_and_enters_the_next() -> N
     assert driver.state.weights.tolist() == [-14, -1, -2, 3]
 
 
-async def test_a_set_that_an_earlier_version_froze_too_large_is_to_be_closed_again_without_its_last_delta(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
-    rng = np.random.default_rng(1)
-    deltas = [await driver.push(learner, rng.normal(size=15)) for learner in range(3)]
-    closing = await driver.close(deltas)
-    monkeypatch.setattr(rounds, "_SCALARS_BYTES", 3 * 11)  # of one tensor: two members and their scale
-    with pytest.raises(UnreadableDeltaError, match="too large for one commit") as raised:
-        await driver.merge(closing)
-    assert raised.value.delta == deltas[-1].delta
-
-
 async def test_a_merge_takes_the_state_to_the_version_that_its_commit_names() -> None:
     driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
     rng = np.random.default_rng(1)
     await driver.round([await driver.push(0, rng.normal(size=15))])
     result = await driver.merge(await driver.close([await driver.push(1, rng.normal(size=15))]))
     assert driver.log.state.fragments[FRAGMENT].version == 1
-    assert (driver.state.version, driver.state.checksum) == (2, driver.state.actual_checksum())
+    assert driver.state.version == 2
     assert tree_digest(driver.state.weights).hex() == result.commit.digest
     item = await driver.commit(result)
     assert item == structs.replace(result.commit, update=item.update)

@@ -151,7 +151,7 @@ class Replayer:
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
         await accumulate_deltas(self._log, name, deltas, scalars.coefficients, acc, workers=self._workers)
-        state.version, state.checksum = TORN, None
+        state.version = TORN
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
 
         async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
@@ -236,7 +236,7 @@ class Replayer:
             ObjectMissingError: the version has no snapshot, or it was collected; `state` is then torn.
             UnreadableObjectError: it can't be read, or its weights don't have the digest that the log names; likewise.
         """
-        state.version, state.checksum = TORN, None
+        state.version = TORN
         if not at.weights:
             raise ObjectMissingError(f"version has no snapshot. {self._where(at.version)}")
         await self.read_vector(at.weights, state.weights)

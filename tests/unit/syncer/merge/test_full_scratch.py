@@ -65,16 +65,20 @@ async def test_the_least_recently_used_goes_first_whatever_run_it_is_of(small_sc
         with states[index].reading(fragments[index]) as outer:
             return outer is not None
 
+    async def use(index: int) -> None:
+        state = await states[index].take(fragments[index], 0)
+        states[index].keep(FRAGMENT, state, fragments[index].newest.digest)
+
     def cached() -> list[int]:
         return [index for index in range(RUN_COUNT) if is_cached(index)]
 
-    await states[0].at(fragments[0], 0)
-    await states[1].at(fragments[1], 0)
-    await states[0].at(fragments[0], 0)
+    await use(0)
+    await use(1)
+    await use(0)
     assert cached() == [0, 1]
-    await states[2].at(fragments[2], 0)
+    await use(2)
     assert cached() == [0, 2]
-    await states[3].at(fragments[3], 0)
+    await use(3)
     assert cached() == [2, 3]
 
 

@@ -212,7 +212,7 @@ async def _weights(log: RunLog, _: Path) -> None:
 
 async def _cold_replica(log: RunLog, _: Path) -> None:
     fragment = log.state.fragments[FRAGMENT]
-    await OuterStates(log, InlineWorkers(), Scratch(None)).at(fragment, fragment.version)
+    await OuterStates(log, InlineWorkers(), Scratch(None)).take(fragment, fragment.version)
 
 
 async def _roll_back(log: RunLog, _: Path) -> None:

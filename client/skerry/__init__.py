@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from skerry.learner import Learner, attach
     from skerry.leaving import leave_on_signal
     from skerry.model.fragment_plan import FragmentPlan, plan_fragments
-    from skerry.net.retry import RetrySettings
     from skerry.net.tls import Tls
     from skerry.runs.client import RunsClient
     from skerry.stats import LastWork, Stats
@@ -52,7 +51,6 @@ __all__ = [
     "PoisonedError",
     "Policy",
     "RefusedError",
-    "RetrySettings",
     "RunClosedError",
     "RunExistsError",
     "RunNotFoundError",
@@ -70,40 +68,21 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "ArrayLearner": "skerry.array_learner",
-    "AttachAgainError": "skerry.errors",
-    "CorruptDownloadError": "skerry.errors",
-    "FragmentPlan": "skerry.model.fragment_plan",
-    "LastWork": "skerry.stats",
-    "Learner": "skerry.learner",
-    "MergeRule": "skerry.wire.policy",
-    "OuterName": "skerry.wire.policy",
-    "OuterOptimizer": "skerry.wire.policy",
-    "OuterSchedule": "skerry.wire.policy",
-    "PlanExpiredError": "skerry.errors",
-    "PoisonedError": "skerry.errors",
-    "Policy": "skerry.wire.policy",
-    "RefusedError": "skerry.errors",
-    "RetrySettings": "skerry.net.retry",
-    "RunClosedError": "skerry.errors",
-    "RunExistsError": "skerry.errors",
-    "RunNotFoundError": "skerry.errors",
-    "RunsClient": "skerry.runs.client",
-    "SkerryError": "skerry.errors",
-    "Stats": "skerry.stats",
-    "StopExchangingError": "skerry.errors",
-    "StoreLostError": "skerry.errors",
-    "Tls": "skerry.net.tls",
-    "TryAgainError": "skerry.errors",
-    "WorkRefusedError": "skerry.errors",
-    "attach": "skerry.learner",
-    "leave_on_signal": "skerry.leaving",
-    "plan_fragments": "skerry.model.fragment_plan",
+    "skerry.array_learner": ("ArrayLearner",),
+    "skerry.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "skerry.learner": ("Learner", "attach"),
+    "skerry.leaving": ("leave_on_signal",),
+    "skerry.model.fragment_plan": ("FragmentPlan", "plan_fragments"),
+    "skerry.net.tls": ("Tls",),
+    "skerry.runs.client": ("RunsClient",),
+    "skerry.stats": ("LastWork", "Stats"),
+    "skerry.wire.policy": ("MergeRule", "OuterName", "OuterOptimizer", "OuterSchedule", "Policy"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Imports the module of a name at its first use."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from grpc.aio import Metadata
 
-from skerry import MergeRule, OuterOptimizer, OuterSchedule, RetrySettings, errors
+from skerry import MergeRule, OuterOptimizer, OuterSchedule, errors
 from skerry.errors import error_of
 from skerry.exchange.loop import ExchangeLoop
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.replicas import CONTROL
+from skerry.net.retry import RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers

@@ -1,0 +1,79 @@
+"""A session of the exchange whose syncer is a script: no sockets, no threads, no clocks that run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.exchange.boundary import Boundary
+from skerry.exchange.session import Session
+from skerry.exchange.settings import ExchangeSettings
+from skerry.model.interface import ArrayParameters
+from skerry.net.retry import RetrySettings
+from skerry.runtime.workers import InlineWorkers
+from skerry.v1 import exchange_pb2 as v1
+from tests.support.seeded_entropy import SeededEntropy
+from tests.support.still_clock import StillClock
+
+
+class ScriptedTransport:
+    """Answers each call by the script of its name; takes note of what was asked."""
+
+    def __init__(self, **scripts: Any) -> None:
+        """A script is an iterator of answers, of lists of them for streams; an error is raised where it is met."""
+        self._scripts = {name: iter(answers) for name, answers in scripts.items()}
+        self.asked: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(request: Any, *, timeout_s: float) -> Any:
+            assert timeout_s > 0
+            self.asked.append((name, request))
+            return _met(next(self._scripts[name]))
+
+        return call
+
+    async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
+        """Takes a request before each answer, and the rest of them after the last."""
+        for answer in next(self._scripts["attach"]):
+            self.asked.append(("attach", await anext(requests)))
+            yield _met(answer)
+        async for request in requests:
+            self.asked.append(("attach", request))
+
+    async def push_delta(self, requests: AsyncIterator[v1.PushDeltaRequest]) -> Any:
+        """Takes the whole push."""
+        self.asked.append(("push_delta", [request async for request in requests]))
+        return _met(next(self._scripts["push_delta"]))
+
+    async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
+        """Sends what the script says of the request."""
+        asked = v1.PullFragmentRequest()
+        asked.CopyFrom(request)
+        self.asked.append(("pull_fragment", asked))
+        for answer in next(self._scripts["pull_fragment"])(asked):
+            yield _met(answer)
+
+
+def _met(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def scripted_session(transport: Any, arrays: Mapping[str, NDArray[np.float32]], **settings: Any) -> Session:
+    """Returns a session of the learner "us" in the run "fit", on the running loop."""
+    quick = RetrySettings(first_wait_s=0.001, longest_wait_s=0.002)
+    return Session(
+        settings=ExchangeSettings(run="fit", learner_id="us", retry=quick, **settings),
+        transport=transport,
+        parameters=ArrayParameters(arrays),
+        workers=InlineWorkers(),
+        entropy=SeededEntropy(random.Random(1)),
+        jitter=random.Random(2),
+        boundary=Boundary(StillClock(), asyncio.get_running_loop().call_soon),
+    )

@@ -1,0 +1,142 @@
+"""The attach stream: what a learner reports, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from skerry.algorithm.rebase import Ledger, Trained
+from skerry.errors import RefusedError, StopExchangingError, error_of
+from skerry.exchange.attachment import Attachment
+from skerry.exchange.fragment import FragmentExchange
+from skerry.exchange.session import Session
+from skerry.exchange.states import Idle, InFlight
+from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import types_pb2
+from skerry.wire import FragmentLayout, TensorSpec
+from tests.support.scripted_transport import ScriptedTransport, scripted_session
+
+LAYOUT = FragmentLayout("f", (TensorSpec("w", (2,)),))
+PENDING = types_pb2.DeltaFate(fragment="f", delta_id="d", fate=types_pb2.FATE_PENDING)
+
+
+def attached(step_count: float = 40.0, **fields: Any) -> v1.AttachResponse:
+    """Returns the syncer's first answer."""
+    run = types_pb2.Run(name="fit", uid="u", position=5, status=types_pb2.RUN_STATUS_OPEN)
+    lease = Duration(seconds=3)
+    return v1.AttachResponse(attached=v1.Attached(run=run, lease_term=lease, run_step_count=step_count, **fields))
+
+
+def event(position: int, **fields: Any) -> v1.AttachResponse:
+    """Returns an event."""
+    return v1.AttachResponse(event=types_pb2.Event(position=position, **fields))
+
+
+class World:
+    """A learner with one fragment of version 3, after 4 steps of 10 tokens; an earlier process took 100 steps."""
+
+    def __init__(self, *streams: Any) -> None:
+        """Each stream that it opens has these answers."""
+        weights = np.zeros(2, np.float32)
+        self.transport = ScriptedTransport(attach=streams)
+        self.session: Session = scripted_session(self.transport, {"w": weights}, connect_timeout_s=5.0)
+        self.session.earlier, self.session.trained = Trained(100, 1000), Trained(4, 40)
+        self.fragment = FragmentExchange(
+            self.session, LAYOUT, Ledger(3, b"3", weights, weights), contributed_step=0, restore_all=_nothing
+        )
+        self.attachment = Attachment(self.session, {"f": self.fragment})
+
+    async def live(self, stream_count: int = 1) -> None:
+        """Attaches, leaves in the stream of this number, and returns when it has ended."""
+        running = asyncio.create_task(self.attachment.run())
+        try:
+            await self.attachment.wait()
+            async with asyncio.timeout(5):
+                while len(self.hellos) < stream_count or not self.session.attached.is_set():
+                    await asyncio.sleep(0)
+            await self.attachment.leave()
+        finally:
+            await running
+
+    @property
+    def requests(self) -> list[v1.AttachRequest]:
+        """What it sent."""
+        return [request for _, request in self.transport.asked]
+
+    @property
+    def hellos(self) -> list[v1.Hello]:
+        """With what it began each stream."""
+        return [request.hello for request in self.requests if request.HasField("hello")]
+
+
+async def _nothing(_: object) -> None:
+    pass
+
+
+async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_goodbye() -> None:
+    world = World([attached()])
+    await world.live()
+    hello, *reports, leave = world.requests
+    assert (hello.hello.run, hello.hello.learner_id, hello.hello.session_id) == ("fit", "us", world.session.session_id)
+    assert leave.HasField("leave")
+    report = reports[-1].report
+    assert (report.step_count, report.token_count, report.unsent_step_count) == (104, 1040, 4)
+    assert [(one.fragment, one.version) for one in report.adopted] == [("f", 3)]
+
+
+async def test_progress_is_what_was_reported_and_the_steps_since() -> None:
+    world = World([attached(step_count=40.0)])
+    seen = [world.attachment.progress]
+    await world.live()
+    seen.append(world.attachment.progress)
+    world.session.trained = Trained(6, 60)
+    assert [*seen, world.attachment.progress] == [None, 40.0, 42.0]
+
+
+async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
+    committed = types_pb2.VersionCommitted(
+        version=types_pb2.FragmentVersion(fragment="f", version=4), run_step_count=44.0
+    )
+    world = World([
+        attached(),
+        event(6, policy_changed=types_pb2.Policy(inner_step_count=7)),
+        event(9, version_committed=committed),
+        event(10, status_changed=types_pb2.RUN_STATUS_CLOSED),
+    ])  # fmt: skip
+    await world.live()
+    assert world.session.position == 10
+    assert world.session.policy.inner_step_count == 7
+    assert world.fragment._newest_version == 4
+    assert world.attachment.progress == 44.0
+    assert world.session.is_closed
+
+
+async def test_a_fragment_waits_for_the_fate_of_a_delta_that_an_earlier_session_sent() -> None:
+    world = World([attached(pending=[PENDING])])
+    await world.live()
+    state = world.fragment.state
+    assert isinstance(state, InFlight)
+    assert (state.delta.delta_id, state.delta.is_own, state.is_pending) == ("d", False, True)
+
+
+async def test_of_a_session_that_attaches_again_no_fragment_waits() -> None:
+    world = World([error_of("UNREACHABLE", "no link")], [attached(), error_of("UNREACHABLE", "cut")],
+                  [attached(pending=[PENDING])])  # fmt: skip
+    await world.live(stream_count=3)
+    assert isinstance(world.fragment.state, Idle)
+    assert {hello.session_id for hello in world.hellos} == {world.session.session_id}
+    assert [hello.seen_position for hello in world.hellos] == [0, 0, 5]
+
+
+@pytest.mark.parametrize(
+    "error", [RefusedError("PERMISSION_DENIED", "not yours"), StopExchangingError("SESSION_FENCED", "a newer one")]
+)
+async def test_what_is_final_is_raised_before_training_begins(error: Exception) -> None:
+    world = World([error])
+    with pytest.raises(type(error)):
+        await world.live()
+    assert world.session.is_over

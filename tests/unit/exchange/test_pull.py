@@ -1,0 +1,119 @@
+"""Downloads of a version by two updates: what they lead to, and what is asked again where a call breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skerry.errors import CorruptDownloadError, error_of
+from skerry.exchange.pull import pull_newest
+from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import types_pb2
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire.digests import tree_digest
+from skerry.wire.frames import encode_frames
+from tests.support.scripted_transport import ScriptedTransport, scripted_session
+
+LAYOUT = FragmentLayout("f", (TensorSpec("w", (4,)),))
+START = np.array([1, 2, 3, 4], np.float32)  # version 3
+UPDATES = [[0.5, 0, -1, 2], [0, 1, 1, 1]]  # subtracted by versions 4 and 5
+TARGET = np.array([0.5, 1, 3, 1], np.float32)
+RAW = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
+OBJECTS = [b"".join(encode_frames(np.array(update, np.float32), LAYOUT, RAW)) for update in UPDATES]
+
+
+def plan(digest: bytes) -> v1.PullFragmentResponse:
+    """Returns the plan from version 3 to version 5."""
+    objects = [
+        v1.PlanObject(name=f"u{version}", kind=v1.OBJECT_KIND_UPDATE, version=version, numel=4, size_bytes=len(data))
+        for version, data in zip((4, 5), OBJECTS, strict=True)
+    ]
+    target = types_pb2.FragmentVersion(fragment="f", version=5, digest=digest)
+    return v1.PullFragmentResponse(plan=v1.PullPlan(from_version=3, target=target, objects=objects, position=17))
+
+
+def syncer(
+    *, breaks_after: int | None = None, digest: bytes = b""
+) -> Callable[[v1.PullFragmentRequest], Iterator[Any]]:
+    """Returns a call's script: the plan, then bytes from the place that is asked for, 7 at a time, up to the limit."""
+
+    def answer(request: v1.PullFragmentRequest) -> Iterator[Any]:
+        yield plan(digest or tree_digest(TARGET))
+        index, offset = request.resume.object_index, request.resume.offset
+        left = request.limit_bytes or 10**6
+        sent_count = 0
+        while index < len(OBJECTS) and left > 0:
+            if sent_count == breaks_after:
+                yield error_of("UNREACHABLE", "the link broke")
+            data = OBJECTS[index][offset : offset + min(7, left)]
+            yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
+            sent_count, left, offset = sent_count + 1, left - len(data), offset + len(data)
+            if offset == len(OBJECTS[index]):
+                index, offset = index + 1, 0
+
+    return answer
+
+
+async def pulled(calls: list[Any], **settings: Any) -> tuple[Any, list[v1.PullFragmentRequest], int]:
+    """Returns what a pull from version 3 gives, the requests that it made, and the bytes that it received."""
+    transport = ScriptedTransport(pull_fragment=calls)
+    session = scripted_session(transport, {"w": START.copy()}, **settings)
+    try:
+        result: Any = await pull_newest(session, LAYOUT, version=3, weights=START)
+    except CorruptDownloadError as error:
+        result = error
+    return result, [request for _, request in transport.asked], session.tally.bytes_down
+
+
+async def test_updates_are_subtracted_in_their_order_from_the_weights_that_the_caller_has() -> None:
+    version, requests, received = await pulled([syncer()])
+    np.testing.assert_array_equal(version.weights, TARGET)
+    assert (version.version, version.position) == (5, 17)
+    np.testing.assert_array_equal(START, [1, 2, 3, 4])
+    assert [(request.from_version, request.is_newest) for request in requests] == [(3, True)]
+    assert received == sum(map(len, OBJECTS))
+
+
+async def test_a_call_that_breaks_is_followed_by_one_for_the_rest() -> None:
+    version, requests, received = await pulled([syncer(breaks_after=2), syncer()], lane_bytes=10**6)
+    np.testing.assert_array_equal(version.weights, TARGET)
+    assert [(request.resume.object_index, request.resume.offset) for request in requests] == [(0, 0), (0, 0)]
+    version, requests, received = await pulled([syncer(breaks_after=2)] * 20, lane_bytes=14)
+    np.testing.assert_array_equal(version.weights, TARGET)
+    assert received == sum(map(len, OBJECTS))
+
+
+async def test_stretches_of_objects_are_fetched_by_calls_of_their_own() -> None:
+    version, requests, received = await pulled([syncer()] * 20, lane_bytes=20)
+    np.testing.assert_array_equal(version.weights, TARGET)
+    sizes = [len(data) for data in OBJECTS]
+    places = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, 20)]
+    assert sorted((request.resume.object_index, request.resume.offset) for request in requests) == places
+    assert received == sum(sizes)
+
+
+async def test_weights_without_the_digest_that_was_announced_are_asked_for_as_a_whole_and_refused() -> None:
+    error, requests, _ = await pulled([syncer(digest=b"another")] * 3, lane_bytes=10**6)
+    assert isinstance(error, CorruptDownloadError)
+    assert [request.limit_bytes for request in requests] == [10**6, 0, 0]
+
+
+async def test_a_version_that_the_caller_has_needs_no_bytes() -> None:
+    def answer(_: v1.PullFragmentRequest) -> Iterator[v1.PullFragmentResponse]:
+        target = types_pb2.FragmentVersion(fragment="f", version=3, digest=tree_digest(START))
+        yield v1.PullFragmentResponse(plan=v1.PullPlan(from_version=3, target=target, position=4))
+
+    version, _, received = await pulled([answer])
+    np.testing.assert_array_equal(version.weights, START)
+    assert (version.version, received) == (3, 0)
+
+
+@pytest.mark.parametrize("wrong", ["bytes before the plan", "a plan after the plan"])
+async def test_answers_out_of_their_order_are_refused(wrong: str) -> None:
+    data = v1.PullFragmentResponse(data=v1.PullData(data=OBJECTS[0]))
+    answers = [data] if wrong == "bytes before the plan" else [plan(b""), plan(b"")]
+    error, _, _ = await pulled([lambda _: answers] * 3)
+    assert isinstance(error, CorruptDownloadError)

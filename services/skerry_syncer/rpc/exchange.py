@@ -29,7 +29,7 @@ from skerry_syncer.run.push import Push, begin_push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.checkpoints import newest_state
-from skerry_syncer.store.log.entries import RunStatus, SessionItem
+from skerry_syncer.store.log.entries import SessionItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
@@ -208,9 +208,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
         replica = await self._host.open(request.run, request.run_uid)
-        if replica.state.status is RunStatus.DRAFT:
-            await replica.log.tail()  # another syncer may have committed it
-        if replica.state.status is RunStatus.DRAFT:  # it would stay in memory for as long as somebody follows it
+        if await replica.is_draft():  # it would stay in memory for as long as somebody follows it
             raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
         if request.after_position > replica.state.position:
             await replica.log.tail()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from skerry.runtime.logs import get_logger
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
-from skerry.wire.layout import BadNameError, check_name
+from skerry.wire.layout import BadNameError, check_id, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
 from skerry_syncer.access.caller import only_run
@@ -22,16 +22,16 @@ from skerry_syncer.rpc.translate import (
 from skerry_syncer.run.host import RunHost
 from skerry_syncer.run.lifecycle import (
     MAX_TENSOR_COUNT,
-    NewRun,
     close_run,
     commit_run,
     create_run,
     delete_run,
     set_policy,
+    uid_of_draft,
 )
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
-from skerry_syncer.store.log.entries import RunStatus
+from skerry_syncer.store.log.entries import RunSpec
 
 _LOG: Final = get_logger(__name__)
 _PAGE_SIZE: Final = 100
@@ -85,8 +85,9 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         except ValueError as error:
             raise SyncerError("SHAPE_MISMATCH", str(error)) from error
         policy = _changed(request.policy, Policy())
-        new = NewRun(request.request_id, request.name, fragments, dtypes, policy, untrained)
-        return await create_run(self._host, new)
+        uid = uid_of_draft(request.name, check_id(request.request_id, "request id"))
+        spec = RunSpec(request.name, uid, fragments, dtypes, self._host.clock.unix_s(), untrained)
+        return await create_run(self._host, spec, request.request_id, policy)
 
     async def CommitRun(self, request: runs_pb2.CommitRunRequest, context: Any) -> runs_pb2.CommitRunResponse:
         """Opens a draft under its name."""
@@ -191,8 +192,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def CloseRun(self, request: runs_pb2.CloseRunRequest, context: Any) -> runs_pb2.CloseRunResponse:
         """Ends a run, and answers when it is closed."""
         replica = await self._replica(request)
-        if replica.state.status is not RunStatus.CLOSED:
-            await close_run(replica)
+        await close_run(replica)
         return runs_pb2.CloseRunResponse(run=run_message(replica.state))
 
     async def DeleteRun(self, request: runs_pb2.DeleteRunRequest, context: Any) -> runs_pb2.DeleteRunResponse:

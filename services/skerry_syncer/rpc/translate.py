@@ -20,7 +20,7 @@ from skerry.wire.messages import (
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rounds.leases import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
-from skerry_syncer.run.events import STATUSES, fate_message, learner_message, version_message
+from skerry_syncer.run.events import REPORTED_AS_THEY_ARE, STATUSES, fate_message, learner_message, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
@@ -135,18 +135,11 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[
     if len(set(names)) != len(names) or any(name not in fragments for name in names):
         raise bad_request("adopted names a fragment twice, or a fragment that the run does not have")
     return LearnerReport(
-        step_count=message.step_count,
-        token_count=message.token_count,
         step_time_s=_seconds(message.step_time, "step_time"),
-        loss=message.loss if message.HasField("loss") else None,
-        sent_bytes=message.sent_bytes,
-        received_bytes=message.received_bytes,
-        adopted=tuple((one.fragment, one.version) for one in message.adopted),
         stall_time_s=_seconds(message.stall_time, "stall_time"),
-        is_flushing=message.is_flushing,
-        unsent_step_count=message.unsent_step_count,
-        problem=message.problem,
-        dropped_step_count=message.dropped_step_count,
+        loss=message.loss if message.HasField("loss") else None,
+        adopted=tuple((one.fragment, one.version) for one in message.adopted),
+        **{name: getattr(message, name) for name in REPORTED_AS_THEY_ARE},
     )
 
 

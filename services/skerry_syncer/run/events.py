@@ -51,6 +51,17 @@ STATUSES: Final = {
     RunStatus.CLOSING: v1.RUN_STATUS_CLOSING,
     RunStatus.CLOSED: v1.RUN_STATUS_CLOSED,
 }
+# The fields of a learner's report that are the same in a message and here.
+REPORTED_AS_THEY_ARE: Final = (
+    "step_count",
+    "token_count",
+    "sent_bytes",
+    "received_bytes",
+    "is_flushing",
+    "unsent_step_count",
+    "problem",
+    "dropped_step_count",
+)
 
 
 def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
@@ -149,18 +160,11 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
     if report is not None:
         message.report.CopyFrom(
             v1.LearnerReport(
-                step_count=report.step_count,
-                token_count=report.token_count,
                 step_time=duration_message(report.step_time_s),
-                loss=report.loss,
-                sent_bytes=report.sent_bytes,
-                received_bytes=report.received_bytes,
-                adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
                 stall_time=duration_message(report.stall_time_s),
-                is_flushing=report.is_flushing,
-                unsent_step_count=report.unsent_step_count,
-                problem=report.problem,
-                dropped_step_count=report.dropped_step_count,
+                loss=report.loss,
+                adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
+                **{name: getattr(report, name) for name in REPORTED_AS_THEY_ARE},
             )
         )
     return message

@@ -138,8 +138,8 @@ class RunHost:
             _check_unnamed(replica, name, named, is_creator=is_creator)
         if seen_position > replica.state.position:
             await replica.log.wait_for(seen_position)
-        if not uid and replica.state.status is RunStatus.DRAFT:
-            await replica.log.tail()  # it got its name after its commit, which this process has not read yet
+        if not uid:
+            await replica.is_draft()  # it got its name after its commit, which this process may not have read yet
         return replica
 
     def forget_name(self, name: str) -> None:

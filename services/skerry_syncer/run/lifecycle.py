@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
 
 from skerry.runtime.logs import get_logger
-from skerry.wire.layout import FragmentLayout, check_id, check_name
+from skerry.wire.layout import check_id, check_name
 from skerry.wire.policy import Policy
-from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.access.caller import author
 from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.host import RunHost, replaced
@@ -28,22 +26,10 @@ from skerry_syncer.store.log.state import RunState
 
 _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
-MAX_TENSOR_COUNT: Final = 100_000
+MAX_TENSOR_COUNT: Final = 100_000  # frozen ones included
 MAX_FRAGMENT_COUNT: Final = 512
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
-
-
-@dataclass(frozen=True)
-class NewRun:
-    """The arguments of CreateRun."""
-
-    request_id: str
-    name: str
-    fragments: tuple[FragmentLayout, ...]
-    dtypes: Mapping[str, str]
-    policy: Policy
-    untrained: tuple[UntrainedTensor, ...] = ()
 
 
 def uid_of_draft(name: str, request_id: str) -> str:
@@ -51,56 +37,33 @@ def uid_of_draft(name: str, request_id: str) -> str:
     return blake3(f"skerry.run.v1\0{name}\0{request_id}".encode()).hexdigest()[:32]
 
 
-async def create_run(host: RunHost, new: NewRun) -> RunReplica:
+async def create_run(host: RunHost, spec: RunSpec, request_id: str, policy: Policy) -> RunReplica:
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; BAD_REQUEST.
+        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; SHAPE_MISMATCH; BAD_REQUEST.
+        DraftConflictError: the request id was used for another run.
     """
-    check_name(new.name, "run")
-    check_id(new.request_id, "request id")
-    await host.workers.run(_check_size, new)
-    _check_merge_rules(new.policy, {layout.name for layout in new.fragments})
-    await host.workers.run(_check_untrained, new)
-    uid = uid_of_draft(new.name, new.request_id)
-    try:
-        replica = await host.open(new.name, uid, is_creator=True)
-    except SyncerError as error:
-        if error.reason == "RUN_REPLACED":
-            raise SyncerError("RUN_EXISTS", "the name is taken", metadata=error.metadata) from error
-        if error.reason != "RUN_NOT_FOUND":
-            raise
-        spec = RunSpec(new.name, uid, new.fragments, new.dtypes, host.clock.unix_s(), new.untrained)
-        await host.store.create_draft(spec)
-        replica = await host.open(new.name, uid, is_creator=True)
-    spec = replica.log.spec
-    if not await host.workers.run(_is_same_plan, spec, new):
-        raise SyncerError("ID_REUSED", "request id was used for another run", metadata={"run_uid": uid})
-    if replica.state.status is RunStatus.DRAFT and new.request_id not in replica.state.requests:
-        (outcome,) = await replica.log.append([PolicyItem(new.request_id, new.policy, author())])
-        if outcome.rejection is not None and new.request_id not in replica.state.requests:
+    await host.workers.run(_check_plan, spec)
+    _check_merge_rules(policy, {layout.name for layout in spec.fragments})
+    await host.store.create_draft(spec)
+    replica = await host.open(spec.name, spec.uid, is_creator=True)
+    if replica.state.status is RunStatus.DRAFT and request_id not in replica.state.requests:
+        (outcome,) = await replica.log.append([PolicyItem(request_id, policy, author())])
+        if outcome.rejection is not None and request_id not in replica.state.requests:
             raise from_rejection(outcome.rejection)
     return replica
 
 
-def _is_same_plan(spec: RunSpec, new: NewRun) -> bool:
-    return (spec.fragments, dict(spec.dtypes)) == (new.fragments, dict(new.dtypes))
-
-
-def _check_size(new: NewRun) -> None:
-    tensor_count = sum(len(layout.tensors) for layout in new.fragments)
-    largest = max(layout.numel for layout in new.fragments)
-    for what, value, limit, advice in (
-        ("tensors", tensor_count, MAX_TENSOR_COUNT, ": keep those of a layer's experts in one tensor"),
-        ("fragments", len(new.fragments), MAX_FRAGMENT_COUNT, ": state a smaller fragment_count"),
-        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL, ": state a larger fragment_count"),
+def _check_plan(spec: RunSpec) -> None:
+    largest = max(layout.numel for layout in spec.fragments)
+    for name, value, limit, advice in (
+        ("fragments", len(spec.fragments), MAX_FRAGMENT_COUNT, "state a smaller fragment_count"),
+        ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL, "state a larger fragment_count"),
     ):
         if value > limit:
-            raise SyncerError("TOO_LARGE", f"too many {what}{advice}. limit={limit}, actual={value}")
-
-
-def _check_untrained(new: NewRun) -> None:
-    names = [*new.dtypes, *(one.name for one in new.untrained)]
+            raise SyncerError("TOO_LARGE", f"too many {name}: {advice}. limit={limit}, actual={value}")
+    names = [*spec.dtypes, *(tensor.name for tensor in spec.untrained)]
     if len(set(names)) != len(names):
         raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
 
@@ -118,9 +81,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name.
     """
     replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
-    if replica.state.status is RunStatus.DRAFT:
-        await replica.log.tail()
-    if replica.state.status is RunStatus.DRAFT:
+    if await replica.is_draft():
         fragments = sorted(replica.state.fragments.items())
         missing = [name for name, fragment in fragments if fragment.version < 0 and not fragment.pending]
         if missing:
@@ -170,12 +131,9 @@ async def close_run(replica: RunReplica) -> None:
     Raises:
         SyncerError: RUN_DRAFT.
     """
-    state = replica.state
-    if state.status is RunStatus.DRAFT:
-        await replica.log.tail()
-    if state.status is RunStatus.DRAFT:
+    if await replica.is_draft():
         raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it first, or abandon it")
-    if state.status is RunStatus.OPEN:
+    if replica.state.status is RunStatus.OPEN:
         await replica.log.append([StatusItem(RunStatus.CLOSING, author())])
     await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
 
@@ -188,7 +146,6 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
     """
     check_name(name, "run")
     check_id(uid, "run uid")
-    host.forget_name(name)
     try:
         named = await host.store.resolve(name)
     except RunNotFoundError:

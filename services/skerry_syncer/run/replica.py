@@ -95,6 +95,12 @@ class RunReplica:
         """The run as far as it is folded here."""
         return self.log.state
 
+    async def is_draft(self) -> bool:
+        """Whether the run is a draft at the log's end: another replica may have committed it."""
+        if self.state.status is RunStatus.DRAFT:
+            await self.log.tail()
+        return self.state.status is RunStatus.DRAFT
+
     @property
     def is_idle(self) -> bool:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""

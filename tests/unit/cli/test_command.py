@@ -114,7 +114,6 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "runs pin": (),
     "runs policy": (),
     "runs show": (),
-    "runs upgrade": (),
     "runs versions": ("--fragment", "embedding"),
     "verify": (),
     "watch": ("--patience", "0.1"),

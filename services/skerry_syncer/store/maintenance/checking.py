@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
 from skerry_syncer.store.maintenance.options import (
     POSITION_OR_DURATION,
-    json_option,
     opened_log,
     run_options,
-    shown_progress,
 )
 
 
@@ -41,7 +40,7 @@ Examples:
     help="Check the versions that were the newest at or after a log position, or within a time before the log's end, "
     "as in 7d; begin with the snapshots before them.  [default: all versions]",
 )
-@json_option
+@as_json
 def verify(
     *, store_url: str, run: str, uid: str | None, scratch: Path | None, since: float | None, is_json: bool
 ) -> None:
@@ -59,7 +58,7 @@ def verify(
                 first = since if isinstance(since, int) else 0
                 if isinstance(since, float):
                     first = await position_at(run_log, run_log.state.age_s - since)
-                with shown_progress("verifying", is_hidden=is_json) as progress:
+                with shown_progress("verifying") as progress:
                     return await verify_run(
                         run_log, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
                     )

@@ -9,15 +9,14 @@ from typing import Any
 
 import click
 
+from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.options import Count
 from skerry_syncer.store.maintenance.options import (
     DURATION,
-    json_option,
     opened_store,
     resolved,
-    shown_progress,
     store_and_run_options,
     warn_of_damage,
 )
@@ -63,7 +62,7 @@ Examples:
 )
 @click.option("--drop-quarantined", is_flag=True, help="Also delete quarantined deltas.")
 @click.option("--yes", is_flag=True, help="Delete. Without it, only print what would be deleted.")
-@json_option
+@as_json
 def gc(
     *,
     store_url: str,
@@ -115,7 +114,7 @@ def gc(
         )
         if not yes:
             return await plan_collection(run_log, retention, now_unix_s=now), warn_of_damage(run_log)
-        with shown_progress("deleting", is_hidden=is_json) as progress:
+        with shown_progress("deleting") as progress:
             return await collect(run_log, retention, now_unix_s=now, progress=progress), False
 
     async def sweep_all() -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial, reduce
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -99,11 +97,6 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
     return lambda function: reduce(lambda given, option: option(given), options, function)
 
 
-def json_option(function: Function) -> Function:
-    """Gives a command the flag `--json`."""
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
-
-
 def store_of(objects: Objects, workers: Workers) -> Store:
     """Returns the store as a process sees it that has read nothing of it yet; its logs keep all of their history."""
     return Store(
@@ -160,13 +153,3 @@ def warn_of_damage(log: RunLog) -> bool:
         click.echo(f"damaged: {log.failure}", err=True)
         click.echo(f"this goes up to position {log.state.position}; restore the entry after it from a backup", err=True)
     return log.failure is not None
-
-
-@contextmanager
-def shown_progress(what: str, *, is_hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=is_hidden or not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

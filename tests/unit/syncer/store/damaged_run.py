@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from skerry.cli.main import cli
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState, VersionState
-from skerry_syncer.store.maintenance import command
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from tests.support.seeded_entropy import SeededEntropy
@@ -124,7 +124,7 @@ def reopened(run: DamagedRun) -> RunState:
 def called(run: DamagedRun, name: str, *arguments: str) -> int:
     """Runs a command on the run, and returns its exit status."""
     try:
-        getattr(command, name).main(["--store", run.url, "run", *arguments], standalone_mode=False)
+        cli.main([name, "--store", run.url, "run", *arguments], standalone_mode=False)
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from skerry.runtime.redaction import redacted
 from skerry_syncer.command import serve
 from skerry_syncer.store.errors import StoreUnavailableError, StoreURLError
-from skerry_syncer.store.maintenance.command import log
+from skerry_syncer.store.maintenance.reading import log
 from skerry_syncer.store.objects.credentials import found_credentials
 from skerry_syncer.store.objects.opening import open_objects
 from tests.support.heard_logs import heard_logs

@@ -101,7 +101,7 @@ def test_verify_since_begins_at_the_snapshot_before(run: DamagedRun, capsys: pyt
     assert called(run, "verify", "--since", since) == 1
 
 
-def test_an_export_after_a_collection_names_it_and_what_is_left(
+def test_an_export_of_what_was_collected_is_refused(
     run: DamagedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert called(run, "gc", "--keep-versions", "2", "--keep-since", "0s", "--yes", "--json") == 0
@@ -109,8 +109,7 @@ def test_an_export_after_a_collection_names_it_and_what_is_left(
     out, left = tmp_path / "out.safetensors", run.version(4).position
     with pytest.raises(ObjectMissingError) as refused:
         called(run, "export", "--out", str(out), "--position", str(run.version(3).position))
-    assert f"the entry at position {run.position + 1}" in str(refused.value)
-    assert f"positions_left={left} to {run.position + 1}" in str(refused.value)
+    assert "was collected" in str(refused.value)
     assert not out.exists()
     assert called(run, "export", "--out", str(out), "--position", str(left)) == 0
     assert len(load_file(out)) == 2

@@ -10,6 +10,7 @@ import click
 import numpy as np
 import pytest
 
+from skerry.cli.export import export
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
@@ -18,7 +19,6 @@ from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import StoreFullError
 from skerry_syncer.store.log.entries import AcceptedItem, PolicyItem
-from skerry_syncer.store.maintenance.command import export
 from skerry_syncer.store.objects.local import RESERVE, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
 from tests.support.small_disk import fill, small_disk

@@ -23,7 +23,6 @@ from skerry_syncer.store.maintenance.collect import (
     position_at,
     versions_since,
 )
-from skerry_syncer.store.maintenance.export import export_checkpoint
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
@@ -200,11 +199,6 @@ async def _verify(log: RunLog, _: Path) -> None:
     assert report.versions_checked > 0
 
 
-async def _export(log: RunLog, folder: Path) -> None:
-    path = folder / "model.safetensors"
-    await export_checkpoint(log, path, position=log.state.position, dtype="float32", workers=InlineWorkers())
-
-
 async def _weights(log: RunLog, _: Path) -> None:
     fragment = log.state.fragments[FRAGMENT]
     await Replayer(log, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
@@ -220,7 +214,7 @@ async def _roll_back(log: RunLog, _: Path) -> None:
     await stored_again(log, fragment, fragment.newest, InlineWorkers())
 
 
-READERS = [_verify, _export, _weights, _cold_replica, _roll_back]
+READERS = [_verify, _weights, _cold_replica, _roll_back]
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -11,11 +11,11 @@ import click
 import pytest
 from safetensors import safe_open
 
+from skerry.cli.main import cli
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry_syncer.store.log.entries import Decided, Fate, Item, RunStatus, SessionItem, StatusItem
-from skerry_syncer.store.maintenance import command
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from tests.unit.syncer.store.make_golden import DTYPES, GOLDEN
@@ -31,7 +31,7 @@ def store_url(tmp_path: Path) -> str:
 def run(name: str, *arguments: str) -> int:
     """Runs a command as its group would, and returns its exit status."""
     try:
-        getattr(command, name).main(list(arguments), standalone_mode=False)
+        cli.main([name, *arguments], standalone_mode=False)
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0

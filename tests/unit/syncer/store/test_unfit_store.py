@@ -16,7 +16,8 @@ from skerry.runtime.clock import SystemClock
 from skerry_syncer.command import serve
 from skerry_syncer.server import ServerSettings, serving
 from skerry_syncer.store.errors import StoreFullError, StoreRefusedError, StoreUnavailableError, StoreURLError
-from skerry_syncer.store.maintenance.command import gc, log
+from skerry_syncer.store.maintenance.collecting import gc
+from skerry_syncer.store.maintenance.reading import log
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
 from tests.support.dict_objects import DictObjects

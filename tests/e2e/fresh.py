@@ -1,4 +1,4 @@
-"""Fresh virtual environments, into which a test types what the README says to type."""
+"""Fresh virtual environments, into which a test types what the quickstart says to type."""
 
 from __future__ import annotations
 
@@ -19,20 +19,17 @@ import pytest
 
 from tests.e2e.machine import ROOT
 
-README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART: Final = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
 _INSTALL_S: Final = 600
-
-
-def readme_lines(heading: str) -> list[str]:
-    """Returns the shell lines below a heading, up to the next heading."""
-    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if not line.startswith("#")]
-
-
-_CLONE, VENV_LINE, BUILD_LINE, GPU_LINE, CPU_LINE = readme_lines("Install")
-SERVE_LINE, *LEARN_LINES = readme_lines("Three terminals")[:3]
+_LINES: Final = [line.partition("  #")[0].strip() for line in QUICKSTART.splitlines()]
+(VENV_LINE,) = [line for line in _LINES if line.startswith("python3 -m venv")]
+SERVE_LINE: Final = next(line for line in _LINES if line.startswith("skerry serve"))
+LEARN_LINES: Final = [line for line in _LINES if line.startswith("skerry learn")]
+BUILD_LINE: Final = "pip install build && python -m build"
+GPU_LINE: Final = 'pip install "$(ls dist/skerry-*.whl)[torch]"'
+_CPUS: Final = re.search(r"--extra-index-url \S+", QUICKSTART)
+assert _CPUS is not None
+CPU_LINE: Final = f"{GPU_LINE} {_CPUS[0]}"
 
 
 class Environment:
@@ -64,7 +61,7 @@ class Environment:
         return done.stdout
 
     def install_line(self, line: str) -> str:
-        """Returns the README's line, which names the wheel, for what is in `dist`."""
+        """Returns the line, which names the wheel, for what is in `dist`."""
         assert "*.whl" in line
         return line if any(self.folder.glob("dist/*.whl")) else line.replace("*.whl", "*.tar.gz")
 
@@ -83,7 +80,7 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `dist` that the README's line makes, from a copy of the files that git has or would have."""
+    """The folder `dist` that a build makes, from a copy of the files that git has or would have."""
     tree = tmp_path_factory.mktemp("built") / "skerry"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -109,7 +106,7 @@ def need_small_torch(environment: Environment, line: str) -> None:
 
 @contextmanager
 def served(environment: Environment) -> Iterator[None]:
-    """Runs the README's syncer on a free port, which the environment's commands then use."""
+    """Runs the quickstart's syncer on a free port, which the environment's commands then use."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     environment.variables |= {"SKERRY_LISTEN": address, "SKERRY_TARGET": address}

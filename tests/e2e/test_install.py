@@ -1,4 +1,4 @@
-"""What the README says to type, typed in fresh environments: from the wheel and the sdist, on every Python here."""
+"""What the quickstart says to type, typed in fresh environments: from the wheel and the sdist, on every Python here."""
 
 from __future__ import annotations
 

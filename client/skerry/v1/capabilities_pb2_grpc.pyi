@@ -39,7 +39,9 @@ class CapabilitiesStub:
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
     - TOO_SLOW: the message did not come within 30 s.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the server's deny list has the caller.
+    - QUOTA_EXCEEDED: the caller makes calls too often; the same call succeeds after RetryInfo.
     - INTERNAL: the server failed.
     """
 
@@ -54,7 +56,9 @@ class CapabilitiesAsyncStub(CapabilitiesStub):
     Errors:
     - TOO_LARGE: the message is larger than max_message_size_bytes.
     - TOO_SLOW: the message did not come within 30 s.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the server's deny list has the caller.
+    - QUOTA_EXCEEDED: the caller makes calls too often; the same call succeeds after RetryInfo.
     - INTERNAL: the server failed.
     """
 
@@ -72,7 +76,9 @@ class CapabilitiesServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
         - TOO_SLOW: the message did not come within 30 s.
-        - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
+        - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+        - PERMISSION_DENIED: the server's deny list has the caller.
+        - QUOTA_EXCEEDED: the caller makes calls too often; the same call succeeds after RetryInfo.
         - INTERNAL: the server failed.
         """
 

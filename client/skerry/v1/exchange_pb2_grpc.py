@@ -51,10 +51,10 @@ class ExchangeStub(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    Any call also ends with it when its token is revoked or expires.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    Any call also ends with it when the caller is put on that list.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -119,10 +119,10 @@ class ExchangeServicer(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    Any call also ends with it when its token is revoked or expires.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    Any call also ends with it when the caller is put on that list.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
@@ -300,10 +300,10 @@ class Exchange(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    Any call also ends with it when its token is revoked or expires.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    Any call also ends with it when the caller is put on that list.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.

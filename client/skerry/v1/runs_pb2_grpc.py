@@ -43,9 +43,9 @@ class RunsStub(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
@@ -122,9 +122,9 @@ class RunsServicer(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
@@ -327,9 +327,9 @@ class Runs(object):
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this.
-    - QUOTA_EXCEEDED: the caller takes more than its share; the same call succeeds after RetryInfo.
+    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is going away.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.

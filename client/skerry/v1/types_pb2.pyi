@@ -319,7 +319,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL: the server failed; its log says why."""
     ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 31
     """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-    after RetryInfo. Or it sends a part of a push too slowly; ask QueryPush, and send the rest.
+    after RetryInfo. Or it sends or reads a message, or a part of a push, too slowly; ask QueryPush, and send the rest.
     """
     ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
     """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
@@ -330,18 +330,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RUN_OPENING: _ErrorReason.ValueType  # 34
     """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 35
-    """UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so; or
-    the token was revoked or has expired. The same call may succeed with another certificate or token.
-    """
+    """UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 36
-    """PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
-    the caller's, or about a new run that would keep more than the role may ask for.
+    """PERMISSION_DENIED: the caller's role does not allow the call, the request is about another run or learner than the
+    caller's, or the server's deny list has the caller.
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
-    """RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
-    stored too much in parts of deltas that it never completed; or the run has more in the store than it may have. The
-    same call succeeds after RetryInfo.
-    """
+    """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
@@ -438,7 +433,7 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 """INTERNAL: the server failed; its log says why."""
 ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
 """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-after RetryInfo. Or it sends a part of a push too slowly; ask QueryPush, and send the rest.
+after RetryInfo. Or it sends or reads a message, or a part of a push, too slowly; ask QueryPush, and send the rest.
 """
 ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
 """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
@@ -449,18 +444,13 @@ retry after RetryInfo, an operator may bring it back. Metadata `object`: its nam
 ERROR_REASON_RUN_OPENING: ErrorReason.ValueType  # 34
 """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 35
-"""UNAUTHENTICATED: the server wants to know who calls, and neither the client's certificate nor its token says so; or
-the token was revoked or has expired. The same call may succeed with another certificate or token.
-"""
+"""UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 36
-"""PERMISSION_DENIED: the caller's role does not allow the call, or the request is about another run or learner than
-the caller's, or about a new run that would keep more than the role may ask for.
+"""PERMISSION_DENIED: the caller's role does not allow the call, the request is about another run or learner than the
+caller's, or the server's deny list has the caller.
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
-"""RESOURCE_EXHAUSTED: the caller has too many calls under way, creates runs or attaches new learner ids too fast, or
-stored too much in parts of deltas that it never completed; or the run has more in the store than it may have. The
-same call succeeds after RetryInfo.
-"""
+"""RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -738,8 +728,8 @@ class Policy(_message.Message):
     10^5. Default 30.
     """
     enrols_by_run: _builtins.bool
-    """True: of the learners that the server knows by certificate or token, only those attach and push whose identity
-    names this run; PERMISSION_DENIED for the others. Default false.
+    """True: of the learners that the server knows by certificate, only those attach and push whose certificate names
+    this run; PERMISSION_DENIED for the others. Default false.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:

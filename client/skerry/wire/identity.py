@@ -1,11 +1,11 @@
-"""The identity of a client and its role, as its certificate or its token states them.
+"""The identity of a client and its role, as its certificate states them.
 
     skerry://admin/NAME          administers runs, and reads
     skerry://learner/ID          attaches and pushes as the learner ID in any run, creates runs, and reads
     skerry://learner/RUN/ID      does so in the run RUN only
     skerry://reader/NAME         reads
 
-Certificates hold the URI as a subject alternative name, the store's records of tokens as text.
+Certificates hold the URI as a subject alternative name.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 For learner m with n_m tokens in s_m inner steps, whose base is k_m rounds old:
 
     w_m = n_m min(1, c H / s_m)               (1)  weight: tokens of more than c H steps do not count
-    f_m = (1 + k_m)^-a                        (2)  staleness
+    f_m = (1 + k_m)^-0.5                      (2)  staleness
 
 Learners of different speed and batch bring deltas of different length to one round. The round's length is the weighted
 median of their steps, at most H,
@@ -83,9 +83,9 @@ def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:
     return math.floor(steps_since_base / inner_step_count + 0.5)
 
 
-def staleness_damping(rounds: int, *, exponent: float) -> float:
+def staleness_damping(rounds: int) -> float:
     """Returns f of equation (2)."""
-    return float((1 + rounds) ** -exponent)
+    return float((1 + rounds) ** -0.5)
 
 
 def share_of_length(weight: float, step_count: int, length: float) -> float:

@@ -108,7 +108,7 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). For a
     delta of s steps, v is the delta times min(1, L / s) * H / L, and w its weight (Policy.weight_cap,
-    Policy.staleness_exponent) times min(1, s / L).
+    Policy.max_staleness) times min(1, s / L).
     """
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
@@ -131,7 +131,7 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     """Not stated; means OUTER_SCHEDULE_WARM_UP."""
     OUTER_SCHEDULE_CONSTANT: _OuterSchedule.ValueType  # 1
     """`learning_rate` and `momentum` as they are."""
-    OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 3
+    OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 2
     """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it where RDA merges two deltas
     or more, for RDA's step is longer than the mean's.
     """
@@ -147,7 +147,7 @@ OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
 """Not stated; means OUTER_SCHEDULE_WARM_UP."""
 OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
 """`learning_rate` and `momentum` as they are."""
-OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 3
+OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 2
 """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it where RDA merges two deltas
 or more, for RDA's step is longer than the mean's.
 """
@@ -608,7 +608,6 @@ class OuterOptimizer(_message.Message):
     - "nesterov": as above.
     - "leading-nesterov" (default): published l of a round's momentum ahead, l = min(1, 1.5 - t), that is
       Theta <- Theta - learning_rate * ((T + t * l * momentum) * d + t * momentum * (1 - l * (1 - momentum)) * buffer).
-    "delayed-nesterov" is no longer offered, and its name MUST NOT be used again.
     """
     learning_rate: _builtins.float
     """Outer learning rate, above 0 and at most 4."""
@@ -665,7 +664,6 @@ class Policy(_message.Message):
     OUTER_FIELD_NUMBER: _builtins.int
     MERGE_FIELD_NUMBER: _builtins.int
     MERGE_BY_FRAGMENT_FIELD_NUMBER: _builtins.int
-    STALENESS_EXPONENT_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     WEIGHT_CAP_FIELD_NUMBER: _builtins.int
     DELTA_ENCODING_FIELD_NUMBER: _builtins.int
@@ -689,12 +687,11 @@ class Policy(_message.Message):
     """gamma: share of the slack that the grace window may use; 0 (no grace) to below 1. Default 0.5."""
     merge: Global___MergeRule.ValueType
     """Merge rule of fragments that `merge_by_fragment` does not name. Default RDA."""
-    staleness_exponent: _builtins.float
-    """a: a delta's weight is multiplied by (1 + k)^-a, where k is the number of rounds that its fragment went on since
-    the delta's base: rho times length of each, summed, over H, to the nearest whole number. Default 0.5.
-    """
     max_staleness: _builtins.int
-    """A delta whose base is more rounds old than this, counted as in `staleness_exponent`, expires. Default 8."""
+    """A delta's weight is multiplied by (1 + k)^-0.5, where k is the number of rounds that its fragment went on since the
+    delta's base: rho times length of each, summed, over H, to the nearest whole number. One with a larger k than this
+    expires. Default 8.
+    """
     weight_cap: _builtins.float
     """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count. With
     two others or more, a learner counts in a round for at most this many times the median of what the others bring, or
@@ -768,7 +765,6 @@ class Policy(_message.Message):
         outer: Global___OuterOptimizer | None = ...,
         merge: Global___MergeRule.ValueType = ...,
         merge_by_fragment: _abc.Mapping[_builtins.str, Global___MergeRule.ValueType] | None = ...,
-        staleness_exponent: _builtins.float | None = ...,
         max_staleness: _builtins.int | None = ...,
         weight_cap: _builtins.float | None = ...,
         delta_encoding: Global___Encoding | None = ...,
@@ -783,9 +779,9 @@ class Policy(_message.Message):
         pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
         enrols_by_run: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_staleness_exponent", b"_staleness_exponent", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "staleness_exponent", b"staleness_exponent", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -811,8 +807,6 @@ class Policy(_message.Message):
     _WhichOneofArgType__quorum_count: _TypeAlias = _typing.Literal["_quorum_count", b"_quorum_count"]  # noqa: Y015
     _WhichOneofReturnType__snapshot_ratio: _TypeAlias = _typing.Literal["snapshot_ratio"]  # noqa: Y015
     _WhichOneofArgType__snapshot_ratio: _TypeAlias = _typing.Literal["_snapshot_ratio", b"_snapshot_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__staleness_exponent: _TypeAlias = _typing.Literal["staleness_exponent"]  # noqa: Y015
-    _WhichOneofArgType__staleness_exponent: _TypeAlias = _typing.Literal["_staleness_exponent", b"_staleness_exponent"]  # noqa: Y015
     _WhichOneofReturnType__weight_cap: _TypeAlias = _typing.Literal["weight_cap"]  # noqa: Y015
     _WhichOneofArgType__weight_cap: _TypeAlias = _typing.Literal["_weight_cap", b"_weight_cap"]  # noqa: Y015
     @_typing.overload
@@ -839,8 +833,6 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quorum_count) -> _WhichOneofReturnType__quorum_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_ratio) -> _WhichOneofReturnType__snapshot_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness_exponent) -> _WhichOneofReturnType__staleness_exponent | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_cap) -> _WhichOneofReturnType__weight_cap | None: ...
 

@@ -18,7 +18,7 @@ from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy, outer_name
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry.wire.untrained import UntrainedTensor
 
 V = TypeVar("V")
@@ -57,7 +57,6 @@ _SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
 _SCHEDULE_MESSAGES: Final = {
     OuterSchedule.CONSTANT: v1.OUTER_SCHEDULE_CONSTANT,
     OuterSchedule.WARM_UP: v1.OUTER_SCHEDULE_WARM_UP,
-    OuterSchedule.RAMP: v1.OUTER_SCHEDULE_WARM_UP,
 }
 # Fields of Policy that its message has under the same name and as the same kind of number.
 _PLAIN_FIELDS: Final = tuple(
@@ -101,7 +100,7 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
     """
     message = v1.Policy(
         outer=v1.OuterOptimizer(
-            name=OuterName.NESTEROV if policy.outer.name is OuterName.DELAYED_NESTEROV else policy.outer.name,
+            name=policy.outer.name,
             learning_rate=policy.outer.learning_rate,
             momentum=policy.outer.momentum,
             schedule=_SCHEDULE_MESSAGES[policy.outer.schedule],
@@ -136,7 +135,7 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
     if message.HasField("outer"):
         changes["outer"] = OuterOptimizer(
-            name=outer_name(message.outer.name or OuterOptimizer.name),
+            name=OuterName(message.outer.name or OuterOptimizer.name),
             learning_rate=message.outer.learning_rate,
             momentum=message.outer.momentum,
             schedule=_known(_SCHEDULES, message.outer.schedule, "outer schedule"),

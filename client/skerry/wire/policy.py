@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import index
 from typing import Any, Final, Self
 
-from skerry.wire.codecs import Codec, Compressor, Encoding
+import msgspec
+
+from skerry.wire.codecs import Codec, Encoding
 
 
 class MergeRule(StrEnum):
@@ -24,7 +25,6 @@ class OuterSchedule(StrEnum):
 
     CONSTANT = "constant"
     WARM_UP = "warm-up"
-    RAMP = "ramp"  # retired: only runs of earlier versions have it, and go on as with WARM_UP
 
 
 class OuterName(StrEnum):
@@ -32,10 +32,6 @@ class OuterName(StrEnum):
 
     LEADING_NESTEROV = "leading-nesterov"
     NESTEROV = "nesterov"
-    DELAYED_NESTEROV = "delayed-nesterov"  # retired: only runs of earlier versions have it, and go on as with NESTEROV
-
-
-OFFERED_OUTER_NAMES: Final = (OuterName.LEADING_NESTEROV, OuterName.NESTEROV)
 
 
 def _ranged(default: Any, low: float, high: float) -> Any:
@@ -95,7 +91,6 @@ class Policy:
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     merge: MergeRule = MergeRule.RDA
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
-    staleness_exponent: float = _ranged(0.5, 0, 16)
     max_staleness: int = _ranged(8, 0, 1_000_000)
     weight_cap: float = _ranged(2.0, 1, 1_000)
     delta_encoding: Encoding = _DEFAULT_ENCODING
@@ -164,51 +159,7 @@ class Policy:
         Raises:
             ValueError: an unknown field, one out of range, or values that are no policy's.
         """
-        try:
-            return cls(**cls._fields_of(values))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"policy is malformed. cause={error!r}") from error
-
-    @classmethod
-    def _fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        given = dict(values)
-        unknown = given.keys() - {entry.name for entry in dataclasses.fields(cls)}
+        unknown = values.keys() - {entry.name for entry in dataclasses.fields(cls)}
         if unknown:
             raise ValueError(f"policy field is not known. fields={sorted(unknown)}")
-        if "outer" in given:
-            outer = dict(given["outer"])
-            outer["name"] = OuterName(outer.get("name", OuterOptimizer.name))
-            outer["schedule"] = OuterSchedule(outer.get("schedule", OuterOptimizer.schedule))
-            given["outer"] = OuterOptimizer(**outer)
-        if "pinned_positions" in given:
-            given["pinned_positions"] = tuple(map(index, given["pinned_positions"]))
-        if "merge" in given:
-            given["merge"] = MergeRule(given["merge"])
-        if "merge_by_fragment" in given:
-            given["merge_by_fragment"] = {name: MergeRule(rule) for name, rule in given["merge_by_fragment"].items()}
-        for name in ("delta_encoding", "update_encoding"):
-            if name in given:
-                given[name] = encoding_from_json(given[name])
-        return given
-
-
-def outer_name(name: str) -> OuterName:
-    """Returns the outer optimizer of that name, as a new policy may state it.
-
-    Raises:
-        ValueError: there is none; the message says which there are.
-    """
-    if name not in OFFERED_OUTER_NAMES:
-        offered = [str(known) for known in OFFERED_OUTER_NAMES]
-        raise ValueError(f"outer optimizer is not offered. name={name!r}, offered={offered}")
-    return OuterName(name)
-
-
-def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
-    """Returns the encoding whose `dataclasses.asdict` was `values`.
-
-    Raises:
-        ValueError: an unknown codec or compressor.
-    """
-    kinds = {"codec": Codec, "vector_codec": Codec, "compressor": Compressor}
-    return Encoding(**{**values, **{name: kind(values[name]) for name, kind in kinds.items()}})
+        return msgspec.convert(dict(values), cls)

@@ -232,7 +232,7 @@ def _bounds(
 
 def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:
     rounds = fragment.rounds_behind(item.base_version, policy.inner_step_count)
-    return staleness_damping(rounds, exponent=policy.staleness_exponent)
+    return staleness_damping(rounds)
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from skerry.algorithm.merge import Pace, largest_after, with_step
 from skerry.wire.digests import tree_digest
-from skerry.wire.policy import OFFERED_OUTER_NAMES, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.entries import PolicyItem
 from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32_from_hex
 from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
@@ -58,7 +58,7 @@ async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_the
     np.testing.assert_allclose(norms, 5, rtol=3e-7)
 
 
-@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
+@pytest.mark.parametrize("name", OuterName)
 @pytest.mark.parametrize("participation", [0.25, 0.5, 0.75])
 async def test_momentum_goes_on_as_fast_when_rounds_come_in_parts(name: OuterName, participation: float) -> None:
     driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(name=name)))
@@ -82,7 +82,7 @@ async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
     assert float(np.linalg.norm(driver.state.weights)) == pytest.approx(4.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
+@pytest.mark.parametrize("name", OuterName)
 async def test_momentum_that_has_settled_leaves_the_bare_step(name: OuterName) -> None:
     outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5)
     driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
@@ -197,7 +197,7 @@ async def test_momentum_goes_no_further_after_an_outage_than_after_a_round() -> 
     assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 240 + 0.8 * (0.4 + 0.72) * 24)
 
 
-@pytest.mark.parametrize("name", OFFERED_OUTER_NAMES)
+@pytest.mark.parametrize("name", OuterName)
 async def test_an_outage_ends_where_its_way_and_one_rounds_momentum_lead(name: OuterName) -> None:
     """What is published ahead is paid back: one long round, then nothing new, and no optimizer overshoots."""
     outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)

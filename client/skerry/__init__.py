@@ -80,9 +80,11 @@ _HOMES: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imports the module of a name at its first use."""
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        """Imports the module of a name at its first use."""
+        for module, names in _HOMES.items():
+            if name in names:
+                return getattr(importlib.import_module(module), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

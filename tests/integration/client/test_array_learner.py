@@ -22,7 +22,6 @@ from skerry import (
     RunClosedError,
     RunNotFoundError,
     RunsClient,
-    SkerryError,
     Tls,
     TryAgainError,
     attach,
@@ -197,27 +196,6 @@ def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
         assert "skerry runs policy fit --set planned_step_count=600" in event
 
 
-@pytest.mark.parametrize("planned", [-1, 10**12 + 1, 1e6])
-def test_a_planned_length_out_of_range_is_refused_before_anything_is_sent(planned: Any) -> None:
-    with pytest.raises(ValueError, match="planned_step_count"):
-        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", planned_step_count=planned)
-
-
-def test_every_acknowledged_delta_has_its_fate_once_the_run_is_closed(target: str) -> None:
-    problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged >= 12)
-    with RunsClient(target) as client:
-        run = client.close_run("fit")
-        merged = [
-            fate.delta_id
-            for fragment in run.fragments
-            for record in client.list_versions("fit", fragment.name)
-            for fate in record.merged
-        ]
-    assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
-
-
 def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -> None:
     problem, late = Quadratic(), Quadratic()
     with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
@@ -225,15 +203,6 @@ def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -
         with ArrayLearner(late.arrays, target=target, run="fit", learner_id="late") as joined:
             assert min(joined.stats.versions.values()) >= 6
             assert late.loss < 0.8 * Quadratic().loss
-
-
-def test_of_two_creators_one_wins_and_the_other_joins(target: str) -> None:
-    with (
-        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK),
-        ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b", create=True, policy=QUICK),
-        RunsClient(target) as client,
-    ):
-        assert [run.name for run in client.list_runs()] == ["fit"]
 
 
 def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:
@@ -263,26 +232,12 @@ def test_other_shapes_are_refused_by_name(target: str) -> None:
         assert refusal.value.reason == "SHAPE_MISMATCH"
 
 
-def test_weights_that_are_not_finite_create_no_run(target: str) -> None:
-    arrays = Quadratic().arrays
-    arrays["body.bias"][3] = np.nan
-    with pytest.raises(SkerryError) as refusal:
-        ArrayLearner(arrays, target=target, run="fit", learner_id="a", create=True)
-    assert refusal.value.reason == "NON_FINITE"
-
-
 def test_that_nobody_answers_is_said_within_the_time_given() -> None:
     begin_s = time.monotonic()
     with pytest.raises(TryAgainError) as failure:
         ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run="fit", learner_id="a", connect_timeout_s=0.5)
     assert failure.value.reason == "UNREACHABLE"
     assert time.monotonic() - begin_s < 10
-
-
-@pytest.mark.parametrize("name", ["../other", "Upper", ""])
-def test_names_that_could_be_paths_are_refused_before_any_call(name: str) -> None:
-    with pytest.raises(ValueError, match="not legal"):
-        ArrayLearner(Quadratic().arrays, target="127.0.0.1:1", run=name, learner_id="a")
 
 
 def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> None:

@@ -225,21 +225,6 @@ async def test_a_corrupt_download_is_noticed_and_a_snapshot_taken(target: str) -
         assert world.problem.loss < Quadratic().loss
 
 
-async def test_an_attach_stream_that_breaks_is_opened_again_with_the_same_session(target: str) -> None:
-    faults = Faults(attach_cuts=[6, 0, 3])
-    async with training(target, faults) as world:
-        session = world.exchange._session.session_id
-        await world.train_until(
-            lambda: (
-                len(faults.log) == 3
-                and world.exchange.view.stats.is_attached
-                and world.exchange.view.stats.deltas_merged > 9
-            )
-        )
-        assert world.exchange._session.session_id == session
-        assert world.exchange.view.failure is None
-
-
 async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_on(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,16 +240,6 @@ async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_
         assert world.exchange.view.failure is None
         merged = await world.merged_delta_ids()
         assert len(set(merged)) == len(merged)
-
-
-async def test_a_change_of_policy_reaches_the_learner(target: str) -> None:
-    async with training(target, Faults()) as world:
-        policy = world.exchange._session.policy
-        assert policy.inner_step_count == QUICK.inner_step_count
-        request = runs_pb2.SetPolicyRequest(request_id="1" * 32, name="fit")
-        request.policy.inner_step_count = 9
-        await world.transport.ask(lambda at: at.runs.SetPolicy(request, timeout=10))
-        await world.train_until(lambda: world.exchange._session.policy.inner_step_count == 9)
 
 
 @pytest.mark.parametrize("codec", [Codec.FLOAT32, Codec.INT4])
@@ -355,28 +330,6 @@ async def test_a_learner_exchanges_on_whatever_its_syncer_said(
     async with training(target, Faults()) as world:
         await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 6)
         assert world.exchange.view.failure is None
-
-
-class Planless(FaultyTransport):
-    """Leaves the plan out of two downloads."""
-
-    left = 0
-
-    async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
-        is_planless = self.left > 0
-        self.left -= is_planless
-        async for response in super().pull_fragment(request):
-            if not (is_planless and response.HasField("plan")):
-                yield response
-
-
-async def test_bytes_without_their_plan_are_pulled_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.integration.client.test_exchange.FaultyTransport", Planless)
-    async with training(target, Faults()) as world:
-        assert isinstance(world.transport, Planless)
-        world.transport.left = 2
-        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 9)
-        assert (world.transport.left, world.exchange.view.failure) == (0, None)
 
 
 @pytest.mark.parametrize("error", [TypeError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])

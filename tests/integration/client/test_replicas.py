@@ -24,7 +24,6 @@ from skerry import ArrayLearner, Policy, RunsClient, SkerryError, array_learner
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
 from skerry.net.replicas import Connection
-from skerry.runtime.addresses import client_address, server_address, split_targets
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
 from tests.chaos.relay import Link
@@ -567,78 +566,6 @@ def test_without_any_replica_the_error_names_the_trouble() -> None:
     with RunsClient("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(SkerryError) as caught:
         client.list_runs()
     assert caught.value.reason == "UNREACHABLE"
-
-
-@pytest.mark.parametrize("target", ["", "a:1,", ",", "a:1,,b:2"])
-def test_an_empty_target_is_refused(target: str) -> None:
-    with pytest.raises(ValueError, match="a target is empty"):
-        split_targets(target)
-    assert split_targets(" a:1 , b:2") == ("a:1", "b:2")
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "localhost",
-        ":1",
-        "127.0.0.1:",
-        "127.0.0.1:65536",
-        "127.0.0.1:99999",
-        "127.0.0.1:105585",
-        "127.0.0.1:-1",
-        "127.0.0.1:1_0",
-        "127.0.0.1:٣",
-        "127.0.0.1:http",
-        "127.0.0.1:" + "9" * 10_000,
-        "http://127.0.0.1:1",
-        "https://syncer.example:443",
-        "127.0.0.1:1/path",
-        "user@syncer.example:443",
-        "sync er:443",
-        "127.0.0.256:1",
-        "1.2.3:1",
-        "::1:443",
-        "[::1]",
-        "[::1",
-        "[127.0.0.1]:1",
-        "[]:1",
-        "-a.example:1",
-        "a..example:1",
-        "a" * 64 + ".example:1",
-        "a\n:1",
-    ],
-)
-def test_an_address_that_can_not_be_right_is_refused_and_named(address: str) -> None:
-    for parse in (split_targets, client_address, server_address):
-        with pytest.raises(ValueError, match=r"address=") as caught:
-            parse(address)
-        assert len(str(caught.value).splitlines()) == 1
-
-
-def test_only_a_server_may_have_port_0() -> None:
-    assert server_address("127.0.0.1:0") == ("127.0.0.1", 0)
-    with pytest.raises(ValueError, match="a port from 1 to 65535"):
-        client_address("127.0.0.1:0")
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("127.0.0.1:50051", ("127.0.0.1", 50051)),
-        ("syncer.example:443", ("syncer.example", 443)),
-        ("skerry_syncer_1:65535", ("skerry_syncer_1", 65535)),
-        ("a.example.:1", ("a.example.", 1)),
-        ("[2001:db8::1]:443", ("2001:db8::1", 443)),
-        ("dns:///syncer.example:443", ("syncer.example", 443)),
-        ("dns://9.9.9.9/syncer.example:443", ("syncer.example", 443)),
-        ("ipv6:[::1]:443", ("::1", 443)),
-        ("unix:/run/skerry.sock", None),
-        ("unix:///run/skerry.sock", None),
-    ],
-)
-def test_an_address_of_any_kind_that_grpc_takes_is_read(address: str, expected: tuple[str, int] | None) -> None:
-    assert client_address(address) == expected
 
 
 @contextmanager

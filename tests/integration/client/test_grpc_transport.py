@@ -1,0 +1,59 @@
+"""Calls that fail on the way, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from skerry import (
+    TryAgainError,
+)
+from skerry.net.grpc_transport import GrpcTransport
+from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+
+
+async def test_a_call_whose_messages_fail_raises_their_error_and_is_no_cancellation_of_who_waits(target: str) -> None:
+    async def attaching() -> AsyncIterator[exchange_pb2.AttachRequest]:
+        yield exchange_pb2.AttachRequest(hello=exchange_pb2.Hello(run="fit"))
+        raise ValueError("nothing to report")
+
+    async def pushing() -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
+        yield exchange_pb2.PushDeltaRequest(header=exchange_pb2.PushHeader())
+        raise ValueError("nothing to push")
+
+    transport = GrpcTransport(target)
+    with pytest.raises(ValueError, match="nothing to report"):
+        [answer async for answer in transport.attach(attaching())]
+    with pytest.raises(ValueError, match="nothing to push"):
+        await transport.push_delta(pushing())
+    await transport.close()
+
+
+@pytest.mark.parametrize("targets", ["{0}", "{0},{0}"], ids=["one target", "several"])
+async def test_every_call_of_closed_connections_says_so(target: str, targets: str) -> None:
+    transport = GrpcTransport(targets.format(target))
+    await transport.close()
+
+    async def nothing() -> AsyncIterator[Any]:
+        return
+        yield
+
+    async def first(answers: AsyncIterator[Any]) -> None:
+        await anext(answers)
+
+    calls: tuple[Callable[[], Awaitable[Any]], ...] = (
+        lambda: first(transport.attach(nothing())),
+        lambda: first(transport.pull_fragment(exchange_pb2.PullFragmentRequest())),
+        lambda: first(transport.watch(exchange_pb2.WatchRequest())),
+        lambda: transport.push_delta(nothing()),
+        lambda: transport.query_push(exchange_pb2.QueryPushRequest(), timeout_s=1.0),
+        lambda: transport.get_run(runs_pb2.GetRunRequest(), timeout_s=1.0),
+        lambda: transport.get_capabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout_s=1.0),
+        lambda: transport.create_run(runs_pb2.CreateRunRequest(), timeout_s=1.0),
+        lambda: transport.commit_run(runs_pb2.CommitRunRequest(), timeout_s=1.0),
+    )
+    for call in calls:
+        with pytest.raises(TryAgainError, match="closed"):
+            await call()

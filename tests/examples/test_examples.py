@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skerry import RunNotFoundError, RunsClient
-from tests.support.syncer_thread import syncer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Those with two learners that do the same.
 TWO_LEARNERS = ("plain", pytest.param("accumulation", marks=pytest.mark.long), "arrays")
-
-
-@pytest.fixture
-def target() -> Iterator[str]:
-    with syncer() as address:
-        yield address
 
 
 def start(target: str, folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -52,15 +45,6 @@ def merged_learners(target: str, run: str) -> set[str]:
         versions = [version for one in fragments for version in client.list_versions(run, one.name)]
     assert {version.version.fragment for version in versions if version.merged} == {one.name for one in fragments}
     return {delta.learner_id for version in versions for delta in version.merged}
-
-
-def test_there_are_only_short_examples_and_each_is_tried() -> None:
-    lengths = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert max(lengths.values()) < 40, lengths
-    # Those of integrations are run in an environment of their own.
-    tests = [path for folder in ("examples", "integrations") for path in EXAMPLES.parent.glob(f"tests/{folder}/*.py")]
-    text = "".join(path.read_text(encoding="utf-8") for path in tests)
-    assert [name for name in lengths if f'"{name}"' not in text] == []
 
 
 @pytest.mark.parametrize("name", TWO_LEARNERS)
@@ -114,3 +98,15 @@ def test_the_merged_model_is_better_than_at_first(target: str, tmp_path: Path) -
     losses = [float(found) for found in re.findall(r"merged model: loss ([\d.]+)", said)]
     assert len(losses) == 3
     assert losses[-1] < 3, "a model that predicts nothing has 6.9"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_demo_ends_with_every_version_replayed_and_every_delta_with_its_fate(tmp_path: Path) -> None:
+    # In so few steps the merged model need not be better than the single learner's.
+    command = [sys.executable, "-m", "examples.demo", "--out", str(tmp_path), "--steps", "150"]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, check=False)
+    assert (tmp_path / "demo.png").exists(), done.stdout + done.stderr
+    checks = json.loads((tmp_path / "summary.json").read_text())["checks"]
+    assert checks["every version replays from its deltas"]
+    assert checks["every acknowledged delta has its fate"]

@@ -11,7 +11,6 @@ from unittest.mock import patch
 from skerry import ArrayLearner
 from skerry.algorithm.schedule import RoundRhythm
 from skerry.array_learner import SingleProcess
-from skerry.model.movement import Movement
 
 # More than the steps that a synchronisation waits for its versions, so that none makes a second delta due.
 H: Final = 2048
@@ -21,10 +20,9 @@ _STEP_S: Final = 0.01
 def steps_are_made_up() -> None:
     """Has learners of this process believe neither in training nor in time: thousands of steps take no time here.
 
-    They do not look for weights that were replaced, and never take themselves for slow. Two that do send their deltas
-    before H steps, which open no round until H steps later.
+    They never take themselves for slow: two that do send their deltas before H steps, which open no round until H steps
+    later.
     """
-    patch.object(Movement, "trained", lambda *_: None).start()
     patch.object(RoundRhythm, "is_near", lambda *_, **__: False).start()
 
 

@@ -172,9 +172,3 @@ def test_ctrl_c_while_the_parameters_are_donated_ends_as_such(target: str, caplo
     with pytest.raises(KeyboardInterrupt):
         train()
     assert "unsent_steps=3" in caplog.text
-
-
-def test_numpy_and_jax_take_the_same_samples() -> None:
-    leaves = {"scalar": jnp.ones(()), "w": jnp.arange(1200.0).reshape(3, 40, 10)}
-    arrays = {name: np.array(leaf) for name, leaf in leaves.items()}
-    np.testing.assert_array_equal(JaxParameters(leaves).sample(), ArrayParameters(arrays).sample())

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.errors import (
     AttachAgainError,
@@ -29,9 +29,10 @@ from skerry.errors import (
 from skerry.exchange import states as fragment_state
 from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.push import make_delta, push, query
+from skerry.exchange.push import Delta, make_delta, push, query
 from skerry.exchange.session import Session
 from skerry.exchange.states import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
+from skerry.model.movement import Moves
 from skerry.runtime.logs import get_logger
 from skerry.stats import LastWork
 from skerry.v1 import exchange_pb2, types_pb2
@@ -78,6 +79,7 @@ class FragmentExchange:
         self._newest_version = ledger.version
         self._invited_version = -1
         self._rhythm = RoundRhythm()
+        self._moves = Moves()
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
         self.dropped_step_count = 0  # steps whose work is gone
         self._dropped_until = 0  # the last of these steps
@@ -286,15 +288,18 @@ class FragmentExchange:
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            is_clear = await session.workers.run(session.movement.is_clear)
-            idle, may_send = self.state, self.may_send and (is_clear or session.is_flushing)
-            if not isinstance(idle, Idle) or not may_send or trained == idle.ledger.sent_until:
+            idle = self.state
+            if not isinstance(idle, Idle) or not self.may_send or trained == idle.ledger.sent_until:
                 return
-            taken_at_s = asyncio.get_running_loop().time()
+            ledger, taken_at_s = idle.ledger, asyncio.get_running_loop().time()
+
+            def made() -> tuple[Delta, FlatArray]:
+                delta, decoded = make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
+                self._moves.check(decoded, ledger.base, step_count=delta.header.step_count)
+                return delta, decoded
+
             try:
-                delta, decoded = await session.workers.run(
-                    lambda: make_delta(session, layout, idle.ledger, buffer, trained=trained, taken_at_s=taken_at_s)
-                )
+                delta, decoded = await session.workers.run(made)
             except NonFiniteError as error:
                 raise PoisonedError("NON_FINITE", f"weights are not finite. {error}") from error
             self.state = fragment_state.taken(idle, delta, decoded, trained)

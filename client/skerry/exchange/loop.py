@@ -117,9 +117,7 @@ class ExchangeLoop:
         session.loss = None if loss is None else float(loss)
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
         if not session.is_over:
-            session.movement.trained(session.trained.step_count)
-            if self._boundary.work():
-                session.movement.settle(has_adopted=bool(session.changed))
+            self._boundary.work()
             # Only if something is due: waking the other thread costs this one its turn at the interpreter.
             if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
                 self._is_step_posted = True
@@ -169,12 +167,7 @@ class ExchangeLoop:
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
-        session = self._session
-        session.movement.trained(session.trained.step_count)
-        try:
-            return self._boundary.serve(is_over, timeout_s)
-        finally:
-            session.movement.settle(has_adopted=bool(session.changed))
+        return self._boundary.serve(is_over, timeout_s)
 
     def wake(self) -> None:
         """Has `serve` look at `is_over` again; for any thread."""
@@ -294,9 +287,7 @@ class ExchangeLoop:
         check_same_tensors(session.parameters.tensors, self._layouts)
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
-        session.movement.settle()
         await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
-        session.movement.settle(has_adopted=True)
 
     async def _warm_up(self, numel: int) -> None:
         """Loads the kernels, and tells people why a start is quiet."""

@@ -13,7 +13,6 @@ from skerry.errors import RunNotFoundError, SkerryError, StopExchangingError, is
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Parameters
-from skerry.model.movement import Movement
 from skerry.net.retry import Retry
 from skerry.net.transport import LANE_COUNT, Transport
 from skerry.runtime.identifiers import Entropy
@@ -88,7 +87,6 @@ class Session(Reader):
         super().__init__(calls, workers, settings.run, concurrent_transfers=settings.concurrent_transfers)
         self.settings = settings
         self.parameters = parameters
-        self.movement = Movement(parameters)
         self.entropy = entropy
         self.boundary = boundary
         self.session_id = entropy.hex_id()

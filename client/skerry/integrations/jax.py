@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack
 
 import jax
@@ -11,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.movement import PIECE_NUMEL, Place, places
-from skerry.algorithm.rebase import FlatArray
 from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner, LearnerOptions
 from skerry.model.interface import ArrayParameters, Work, pieces_of
 from skerry.stats import LastWork
@@ -123,10 +120,6 @@ class JaxParameters(ArrayParameters):
             raise ValueError("there is no array to train")
         self.tensors = tuple(TensorSpec(name, shape) for name, (shape, _) in self._trained.items())
         self.dtypes = {name: str(dtype) for name, (_, dtype) in self._trained.items()}
-        is_together = len({frozenset(self._arrays[name].devices()) for name in self._trained}) == 1
-        sampled = places({name: shape for name, (shape, _) in self._trained.items()}) if is_together else []
-        self._sampled = dict.fromkeys(name for name, _ in sampled)
-        self._gather = jax.jit(partial(_gather, sampled))  # else each piece would be a call
 
     @property
     def tree(self) -> PyTree:
@@ -160,12 +153,6 @@ class JaxParameters(ArrayParameters):
         """Returns nothing: arrays are always replaced."""
         return None
 
-    def sample(self) -> FlatArray:
-        """Returns the pieces, and does not wait for them; none where they are not all on the same devices."""
-        if not self._sampled:
-            return np.zeros((0, PIECE_NUMEL), np.float32)
-        return self._gather({name: self._arrays[name] for name in self._sampled})
-
     def add(self, layout: FragmentLayout, shift: NDArray[np.float32]) -> Work:
         """Returns a function that adds to the weights, in float32 if they are narrower."""
         return self._change(layout, shift, lambda leaf, piece: leaf + piece)
@@ -190,9 +177,3 @@ class JaxParameters(ArrayParameters):
                 self._arrays[name] = jax.device_put(changed, leaf.sharding)
 
         return work
-
-
-def _gather(sampled: Sequence[Place], leaves: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the pieces, with zeros behind those that are short."""
-    pieces = [leaves[name][index].ravel().astype(jnp.float32) for name, index in sampled]
-    return jnp.stack([jnp.pad(piece, (0, PIECE_NUMEL - piece.size)) for piece in pieces])

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
@@ -127,9 +126,6 @@ class Parameters(Protocol):
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
 
-    def sample(self) -> FlatArray:
-        """Returns the pieces of `skerry.algorithm.movement`, `(pieces, PIECE_NUMEL)`; cheap, for every step."""
-
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether the fragment's tensors hold float32 exactly."""
 
@@ -196,8 +192,6 @@ class ArrayParameters:
         self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}
-        shapes = {name: array.shape for name, array in self._arrays.items()}
-        self._pieces = [self._arrays[name][index].reshape(-1) for name, index in places(shapes)]
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns nothing: the model may have more tensors, but they are not known here."""
@@ -214,13 +208,6 @@ class ArrayParameters:
             ),
             None,
         )
-
-    def sample(self) -> FlatArray:
-        """Returns the pieces, with zeros behind those that are short."""
-        sample = np.zeros((len(self._pieces), PIECE_NUMEL), np.float32)
-        for row, piece in zip(sample, self._pieces, strict=True):
-            row[: piece.size] = piece
-        return sample
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every array of the fragment is float32."""

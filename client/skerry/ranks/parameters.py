@@ -65,7 +65,6 @@ class IslandParameters:
         self.tensors = own.tensors
         self.dtypes = own.dtypes
         self.replaced = own.replaced
-        self.sample = own.sample
         self.enter_worker = own.enter_worker
         self.synchronize = own.synchronize
         self._specs = {tensor.name: tensor for tensor in own.tensors}

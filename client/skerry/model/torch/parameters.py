@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from skerry.algorithm.movement import PIECE_NUMEL, places
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
 from skerry.model.interface import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
@@ -101,7 +100,7 @@ class _Loads:
                 del self._changed[key]
         if self._outermost is module:
             self._outermost = None
-            if self._were_others and self._is_as_trained():
+            if self._were_others:
                 self._changed.clear()
 
     def _held(self, module: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
@@ -290,10 +289,9 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        self._last_sample: FlatArray | None = None
-        attached = _Attached(model, watched, self._is_as_sampled)
-        self.replaced, self.release, self.look_again = attached.replaced, attached.release, attached.look_again
-        self._sampled = self._sampled_pieces()
+        self._write_count: int | None = None  # up to the last step
+        self._attached = attached = _Attached(model, watched, lambda: self._write_count in {None, self._count_writes()})
+        self.release, self.look_again = attached.release, attached.look_again
         self._model = model
         self._untrained: tuple[UntrainedTensor, ...] | None = None
         # Of tensors by name nobody has said which are frozen: some may count batches.
@@ -337,31 +335,17 @@ class TorchParameters:
         """The encoder for where the parameters are."""
         return encode_frames if self._is_on_host else encode_frames_torch
 
-    def _sampled_pieces(self) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-        """Returns what a sample is gathered in, the views of it, and the pieces of the weights that they get."""
-        found = places({name: tuple(tensor.shape) for name, tensor in self._tensors.items()})
-        pieces = [self._tensors[name][index] for name, index in found]
-        sample = torch.zeros(len(pieces), PIECE_NUMEL, device=self._device, dtype=torch.float32)
-        views = [row[: piece.numel()].view(piece.shape) for row, piece in zip(sample, pieces, strict=True)]
-        return sample, views, pieces
-
-    def sample(self) -> FlatArray:
-        """Returns the pieces, with zeros behind those that are short; on a GPU it does not wait for the copy."""
-        self._last_sample = self._sample_now()
-        return self._last_sample
-
-    def _sample_now(self) -> FlatArray:
-        sample, views, pieces = self._sampled
+    def replaced(self) -> str | None:
+        """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
+        problem = self._attached.replaced()
         if self._last_stream is not None:
             self._last_stream = torch.cuda.current_stream(self._device)
-        if pieces:
-            torch._foreach_copy_(views, pieces)
-        return sample.numpy().copy() if self._is_on_host else sample.clone()
+        self._write_count = self._count_writes()
+        return problem
 
-    def _is_as_sampled(self) -> bool:
-        """Whether the weights are those of the last sample, as far as it tells."""
-        last = self._last_sample
-        return last is None or np.array_equal(self.to_host(last), self.to_host(self._sample_now()), equal_nan=True)
+    def _count_writes(self) -> int:
+        """Returns how often a tensor was written to in place."""
+        return sum(tensor._version for tensor in self._tensors.values())  # noqa: SLF001 - a digest takes far longer
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""

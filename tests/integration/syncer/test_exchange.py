@@ -211,12 +211,6 @@ async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(
     assert fresh.plan.objects[0].version == max(snapshots)
 
 
-async def test_a_plan_to_the_version_that_one_has_is_empty(stubs: Stubs, run: types.Run) -> None:
-    base = await pull(stubs, run, "body")
-    again = await pull(stubs, run, "body", base=base)
-    assert not again.plan.objects
-
-
 async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     await _make_versions(learner, 2)
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
@@ -254,14 +248,6 @@ async def test_a_download_ends_at_its_limit(
     request.limit_bytes = -1
     with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
         await _read(stubs.exchange.PullFragment(request))
-
-
-async def test_a_plan_with_objects_that_are_not_there_has_expired(stubs: Stubs, run: types.Run) -> None:
-    request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
-    request.resume.objects.append("snapshots/body/0-weights-" + "0" * 32)
-    with refused("PLAN_EXPIRED", grpc.StatusCode.FAILED_PRECONDITION):
-        async for _ in stubs.exchange.PullFragment(request):
-            pass
 
 
 async def test_a_session_that_comes_back_is_told_what_is_pending(

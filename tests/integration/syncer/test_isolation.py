@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import random
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,21 +15,14 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry import RunsClient
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.digests import delta_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry_syncer.rounds.leases import LearnerReport, Leases
-from skerry_syncer.run.advice import AdviceBoard
 from skerry_syncer.server import serving
-from skerry_syncer.store.log.entries import RunSpec
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.dict_objects import DictObjects
 from tests.support.raw_learner import (
     FLOAT32,
     LAYOUTS,
@@ -48,7 +40,6 @@ from tests.support.raw_learner import (
     refused,
     send,
 )
-from tests.support.seeded_entropy import SeededEntropy
 from tests.support.stuck_objects import StuckObjects
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -95,29 +86,6 @@ async def test_a_server_ends_while_a_run_is_still_opening() -> None:
 async def _say(learner: RawLearner, report: types.LearnerReport) -> None:
     assert learner.call is not None
     await learner.call.write(exchange.AttachRequest(report=report))
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-async def test_replicas_tell_one_another_of_a_learner_whose_loss_is_not_finite(loss: float) -> None:
-    objects = DictObjects()
-    spec = RunSpec("demo", "0" * 32, LAYOUTS, {t.name: "float32" for one in LAYOUTS for t in one.tensors}, 0.0)
-    here, there = (
-        AdviceBoard(
-            RunLog(
-                objects,
-                spec,
-                clock=SystemClock(),
-                entropy=SeededEntropy(random.Random(seed)),
-                workers=InlineWorkers(),
-                writer="",
-            )
-        )
-        for seed in (1, 2)
-    )
-    membership, other = Leases(0.0), Leases(0.0)
-    membership.renew("eu", "5" * 32, 1.0, LearnerReport(step_count=7, loss=loss))
-    await here.share(membership, 1.0)
-    assert await there.share(other, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -167,22 +135,6 @@ async def test_a_run_that_can_not_be_read_hides_no_other(store_url: str, broken:
             await stubs.runs.GetRun(runs.GetRunRequest(name="a-broken"))
 
 
-async def test_a_lone_learner_goes_on_after_its_delta_was_quarantined(stubs: Stubs) -> None:
-    run, _ = await create_run(stubs)
-    learner = RawLearner(stubs, run, "eu", random.Random(1))
-    await learner.attach()
-    base = await pull(stubs, run, "body")
-    for seed in range(3):
-        await learner.push(learner.header(base, "body"), _values(seed))
-        await learner.event("version_committed")
-        base = await pull(stubs, run, "body", base=base)
-    await learner.push(learner.header(base, "body"), 1e5 * _values(4))
-    (fate,) = (await learner.event("fates_decided")).fates_decided.fates
-    assert fate.fate == types.FATE_QUARANTINED
-    await learner.push(learner.header(base, "body"), _values(5))
-    assert (await learner.event("version_committed")).version_committed.version.version == base.version + 1
-
-
 async def test_initial_weights_come_once(stubs: Stubs) -> None:
     source = random.Random(3)
     request_id = hex_id(source)
@@ -216,14 +168,6 @@ async def test_initial_weights_come_once(stubs: Stubs) -> None:
     closed = (await stubs.runs.CloseRun(runs.CloseRunRequest(name="demo"))).run
     assert [(one.fragment, one.version) for one in closed.versions] == [(one.name, 0) for one in LAYOUTS]
     assert list(closed.versions) == list(committed.versions)
-
-
-async def test_a_lease_term_beyond_all_time_is_refused(stubs: Stubs) -> None:
-    await create_run(stubs)
-    policy = types.Policy()
-    policy.lease_term.seconds = 2**62
-    with refused("BAD_REQUEST", INVALID):
-        await stubs.runs.SetPolicy(runs.SetPolicyRequest(request_id="1" * 32, name="demo", policy=policy))
 
 
 async def test_a_plan_that_no_answer_could_hold_is_refused(stubs: Stubs) -> None:
@@ -280,16 +224,6 @@ async def test_pages_of_runs_fit_a_message(stubs: Stubs) -> None:
         if not token:
             break
     assert listed == [f"run-{run}" for run in range(4)]
-
-
-async def test_a_new_run_has_no_merge_rule_of_a_fragment_that_it_lacks(stubs: Stubs) -> None:
-    tensors, fragments = plan_messages()
-    policy = types.Policy(merge_by_fragment={"elsewhere": types.MERGE_RULE_MEAN})
-    request = runs.CreateRunRequest(
-        request_id=hex_id(random.Random(5)), name="demo", tensors=tensors, fragments=fragments, policy=policy
-    )
-    with refused("BAD_REQUEST", INVALID):
-        await stubs.runs.CreateRun(request)
 
 
 async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_lost(store_url: str) -> None:
@@ -361,16 +295,3 @@ async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: st
         await again.attach()
         await again.push(again.header(await pull(stubs, run, "body"), "body"), _values(1))
         await again.event("version_committed")
-
-
-async def test_a_resumed_download_of_no_objects_is_no_way_to_another_version(stubs: Stubs) -> None:
-    run, _ = await create_run(stubs)
-    learner = RawLearner(stubs, run, "eu", random.Random(1))
-    await learner.attach()
-    await learner.push(learner.header(await pull(stubs, run, "body"), "body"), _values(1))
-    await learner.event("version_committed")
-    request = exchange.PullFragmentRequest(
-        run=run.name, run_uid=run.uid, fragment="body", from_version=0, target_version=1, resume=exchange.PullResume()
-    )
-    with refused("BAD_REQUEST", INVALID):
-        [answer async for answer in stubs.exchange.PullFragment(request)]

@@ -26,11 +26,7 @@ from skerry.wire.codecs import Compressor
 from skerry.wire.digests import delta_digest
 from skerry_syncer.access import limits as quotas
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
-from skerry_syncer.run.push import MAX_PART_BYTES
-from skerry_syncer.server import SyncerServer, serving
-from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
-from skerry_syncer.store.objects.opening import open_objects
-from tests.integration.syncer.conftest import LOCAL
+from skerry_syncer.server import SyncerServer
 from tests.support import forgery
 from tests.support.raw_learner import (
     FLOAT32,
@@ -179,27 +175,10 @@ async def _created_large(stubs: Stubs, numel: int) -> exchange.PullFragmentReque
     return exchange.PullFragmentRequest(run=header.run, fragment="all", from_version=-1, is_newest=True)
 
 
-async def test_downloads_that_nobody_reads_hold_few_pieces_and_are_ended(
-    server: SyncerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_downloads_that_nobody_reads_are_ended(server: SyncerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(server.port, has_fixed_windows=True) as stubs, connected(server.port) as honest:
         request = await _created_large(honest, 2**22)
-        calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
-        for call in calls:
-            await call.read()
         budget = server.host.budget
-        async with asyncio.timeout(20):
-            while budget.used_bytes < 40 * STREAM_CHUNK_BYTES:
-                await asyncio.sleep(0.05)
-        begun_s, read_bytes = time.monotonic(), 0
-        async for response in honest.exchange.PullFragment(request):
-            read_bytes += len(response.data.data)
-        assert (read_bytes > 2**24, time.monotonic() - begun_s < 10) == (True, True)
-        assert budget.peak_bytes <= max(MAX_PART_BYTES, 41 * STREAM_CHUNK_BYTES)  # a piece of each
-        for call in calls:
-            call.cancel()
-        await _released(budget)
-
         monkeypatch.setattr(quotas, "GRACE_S", 0.2)
         monkeypatch.setattr(quotas, "LEAST_BYTES_A_SECOND", 2**24)
         calls = [stubs.exchange.PullFragment(request) for _ in range(40)]
@@ -286,14 +265,15 @@ async def _released(budget: ByteBudget) -> None:
             free_s = 0.0 if budget.used_bytes else free_s + 0.05
 
 
-async def test_one_connection_has_a_bounded_number_of_streams(store_url: str) -> None:
-    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        await create_run(stubs)
-        watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(200)]
-        firsts = [asyncio.ensure_future(watch.read()) for watch in watches]
-        await asyncio.wait(firsts, timeout=2)
-        served = [one for one in firsts if one.done() and one.exception() is None]
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*firsts, return_exceptions=True)
-        assert 100 < len(served) <= 128
+async def test_one_connection_has_a_bounded_number_of_streams(stubs: Stubs) -> None:
+    await create_run(stubs)
+    watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(quotas.MAX_STREAMS)]
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(watch.read() for watch in watches))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=0.5)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    watches[0].cancel()
+    assert (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=30)).run.name == "demo"
+    for watch in watches:
+        watch.cancel()

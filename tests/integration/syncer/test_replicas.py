@@ -13,18 +13,14 @@ import grpc
 import numpy as np
 import pytest
 
-from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
-from skerry_syncer.store.errors import StoreUnavailableError
-from skerry_syncer.store.log.entries import FORMAT, Entry, Fate, bytes_digest
+from skerry_syncer.store.log.entries import FORMAT, Entry, bytes_digest
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.audit import check_fates, final_state
-from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from tests.support.persistent_learner import PAUSE_S, PersistentLearner, until_more
+from tests.support.persistent_learner import PAUSE_S
 from tests.support.raw_learner import (
     INT4,
     QUICK,
@@ -33,15 +29,12 @@ from tests.support.raw_learner import (
     Stubs,
     connected,
     create_run,
-    events_until,
     layout,
-    observed,
     part_messages,
     pull,
     push_messages,
     refused,
 )
-from tests.support.serve_process import serve_process
 
 
 @pytest.fixture
@@ -197,63 +190,6 @@ async def _until_all_are_seen(replicas: list[Stubs]) -> None:
                 if sum(one.is_live for one in learners) == len(replicas):
                     break
                 await asyncio.sleep(PAUSE_S)
-
-
-async def test_a_replica_that_closes_and_dies_is_taken_over(store_url: str) -> None:
-    def no_updates(operation: str, name: str) -> Fault:
-        is_update = operation == "write" and "/updates/" in name
-        return Fault(Effect.ERROR_BEFORE, StoreUnavailableError) if is_update else NO_FAULT
-
-    clock = SystemClock()
-    crippled = FaultyObjects(open_objects(store_url), no_updates, clock=clock, late=LateWrites())
-    async with contextlib.AsyncExitStack() as stack:
-        dying = contextlib.AsyncExitStack()
-        first = await dying.enter_async_context(serving(crippled, LOCAL))
-        stubs = await dying.enter_async_context(connected(first.port))
-        run, _ = await create_run(stubs)
-        second = await stack.enter_async_context(serving(open_objects(store_url), LOCAL))
-        others = await stack.enter_async_context(connected(second.port))
-        watcher = await observed(others, run)
-        learner = await _learner(stubs, run, "eu")
-        header = learner.header(await pull(stubs, run, "body"), "body")
-        await learner.push(header, _values(3))
-        closed = (await events_until(watcher, "round_closed"))[-1].round_closed
-        assert list(closed.delta_ids) == [header.delta_id]
-        await dying.aclose()
-        committed = (await events_until(watcher, "version_committed"))[-1].version_committed
-        assert [one.delta_id for one in committed.merged] == [header.delta_id]
-        watcher.cancel()
-
-
-async def test_three_processes_killed_in_turn_lose_nothing_and_merge_nothing_twice(
-    store_url: str, tmp_path: Path
-) -> None:
-    source = random.Random(5)
-    stop = asyncio.Event()
-    async with contextlib.AsyncExitStack() as stack:
-        processes = [await stack.enter_async_context(serve_process(store_url, tmp_path)) for _ in range(3)]
-        connections = [await stack.enter_async_context(connected(process.port)) for process in processes]
-        run, _ = await create_run(connections[0])
-        persistent = []
-        for at, stubs in enumerate(connections):
-            learner = await _learner(stubs, run, f"on-{at}")
-            learner.detach()
-            persistent.append(PersistentLearner(learner, "body"))
-        async with asyncio.TaskGroup() as tasks:
-            for one in persistent:
-                tasks.create_task(one.train(stop))
-            for process in processes:
-                await asyncio.sleep(source.uniform(0.1, 0.5))
-                await process.kill()
-                await process.start()
-            before = sum(len(one.acknowledged) for one in persistent)
-            await until_more(persistent, before + 3)
-            stop.set()
-        await connections[0].runs.CloseRun(runs.CloseRunRequest(name="demo"), wait_for_ready=True)
-    state = await final_state(store_url, "demo", run.uid)
-    acknowledged = set().union(*(one.acknowledged for one in persistent))
-    counts = check_fates(state, acknowledged)
-    assert counts[Fate.MERGED] > len(acknowledged) // 2
 
 
 async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs]) -> None:

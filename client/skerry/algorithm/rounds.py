@@ -1,41 +1,30 @@
 """How much each delta of a round counts, and how many inner steps the round stands for.
 
-For learner m with n_m tokens in s_m inner steps, whose base is k_m rounds old:
+For delta m with n_m tokens in s_m inner steps of learner l, whose base is k_m rounds old, and with W_j the larger of
+what learner j brings now and what it brought last:
 
-    w_m = n_m min(1, c H / s_m)               (1)  weight: tokens of more than c H steps do not count
-    f_m = (1 + k_m)^-0.5                      (2)  staleness
+    w_m   = n_m min(1, c H / s_m)                                               (1)  weight
+    f_m   = (1 + k_m)^-0.5                                                      (2)  staleness
+    L     = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})         (3)  length of the round
+    w'_m  = w_m min(1, s_m / L)                                                 (4)  weight of a shorter delta
+    sum(w_m, m of l) <= c median(W_j, j != l),  if there are two others         (5)  cap
+    rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (6)  participation, at most 1
+    L     = min(s_m)  after an outage of all, if that is above H                (7)
 
-Learners of different speed and batch bring deltas of different length to one round. The round's length is the weighted
-median of their steps, at most H,
-
-    L = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})             (3)  length
-
-that is, half of the round's weight came in deltas of L steps or more. Longer deltas are shortened to L steps in the
-direction that they took, shorter ones are taken as they are, with as much less weight:
-
-    v_m min(1, L / s_m),    w'_m = w_m min(1, s_m / L)                          (4)
-
-A learner's weight in a round is capped at c times the median weight of the other learners, so that wrong token counts
-cannot dominate the round. W_j is the larger of what learner j brings now and what it brought last:
-
-    sum(w_m, m of l) <= c median(W_j, j != l),    if there are two others                                      (5)
-
-So a learner that takes many small steps moves the run, and its clock, no faster than those who do most of the work,
-and a slow learner does not hold the run back. (`merge` writes (4) for a round of H steps, times H / L, and `outer`
-takes it back by the round's share T = rho L / H.)
-
-    rho = sum(w'_m f_m, contributors) / sum(w'_m, working)                      (5)  participation, at most 1
+(1) Tokens of more than c H steps do not count. (3) is the weighted median of the steps: half of the round's weight came
+in deltas of L steps or more. Longer deltas are shortened to L steps in the direction that they took (`merge`), shorter
+ones are taken as they are, with less weight. So a learner that takes many small steps moves the run no faster than
+those who do most of the work, and a slow learner does not hold the run back. By (5) wrong token counts cannot dominate
+a round.
 
 A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
-is also scaled by rho. A learner that works and is not in the round counts in (5) with what it brought last.
+is also scaled by rho. A learner that works and is not in the round counts in (6) with what it brought last.
 
-    L = min(s_m)    after an outage of all, if that is above H                  (6)
-
-(6) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
+(7) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
 that comes back alone with the work of hours moves the run by a round at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
-2007.07481). The cap c, rho and the median are this project's; docs/decisions/0006-outer-step.md says why.
+2007.07481). The cap c, rho and the median are this project's.
 """
 
 from __future__ import annotations
@@ -94,7 +83,7 @@ def share_of_length(weight: float, step_count: int, length: float) -> float:
 
 
 def participation(contributed: Iterable[Contribution], absent_weights: Iterable[float]) -> float:
-    """Returns rho of equation (5); 1 where nothing has any weight."""
+    """Returns rho of equation (6); 1 where nothing has any weight."""
     deltas = tuple(contributed)
     brought = math.fsum(delta.weight * delta.damping for delta in deltas)
     total = math.fsum(delta.weight for delta in deltas) + math.fsum(absent_weights)
@@ -122,11 +111,11 @@ def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_
 def outage_length(
     step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
 ) -> float | None:
-    """Returns L of equation (6) after an outage of all; None if there was none.
+    """Returns L of equation (7) after an outage of all; None if there was none.
 
     Args:
         step_counts: s, one a delta.
-        participation: rho of the round, equation (5).
+        participation: rho of the round, equation (6).
         missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
         inner_step_count: H.
     """

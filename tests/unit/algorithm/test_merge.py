@@ -1,367 +1,72 @@
-"""Golden histories of two learners and four elements, small enough to check by hand, and what failures leave."""
+"""Shares, coefficients and clipping of one round's deltas, with numbers checked by hand."""
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
-import pytest
-from msgspec import structs
 
-from skerry.algorithm.merge import Pace, largest_after, with_step
-from skerry.wire.digests import tree_digest
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
-from skerry_syncer.store.log.entries import PolicyItem
-from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32_from_hex
-from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
+from skerry.algorithm.merge import Pace, Round, largest_after, reference_norms, with_step
+from skerry.wire.policy import MergeRule
 
-PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
+H = 24
 
 
-def policy(rule: MergeRule, outer: OuterOptimizer = PLAIN_SGD) -> Policy:
-    return Policy(merge=rule, outer=outer, delta_encoding=FLOAT32, update_encoding=FLOAT32, quarantine_ratio=0.0)
-
-
-async def test_a_mean_is_weighted_by_its_members_weights() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN))
-    deltas = [await driver.push(0, [4, 0, 0, -8]), await driver.push(1, [0, 4, 0, -8])]
-    await driver.round(deltas, weights=[1, 3])
-    # 1/4 of one and 3/4 of the other; theta = 0 - 1 * that
-    assert driver.state.weights.tolist() == [-1, -3, 0, 8]
-    assert driver.state.version == 1
-
-
-async def test_rda_takes_the_mean_norm_and_the_mean_direction() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-    deltas = [await driver.push(0, [2, 0, 0, 0]), await driver.push(1, [0, 4, 0, 0])]
-    await driver.round(deltas)
-    # directions (1, 0) and (0, 1), their mean direction (1, 1) / sqrt 2, the mean norm 3
-    np.testing.assert_allclose(driver.state.weights, [-3 / math.sqrt(2), -3 / math.sqrt(2), 0, 0], rtol=3e-7)
-
-
-async def test_rda_works_on_each_tensor_by_itself() -> None:
-    driver = await Driver.start(layout_of((2, 1), (2,)), policy(MergeRule.RDA))
-    deltas = [await driver.push(0, [2, 0, 0, 3]), await driver.push(1, [6, 0, 0, 5])]
-    await driver.round(deltas)
-    np.testing.assert_allclose(driver.state.weights, [-4, 0, 0, -4], rtol=3e-7)
-
-
-async def test_the_norm_of_rda_does_not_depend_on_how_many_orthogonal_deltas_there_are() -> None:
-    norms = []
-    for count in (1, 2, 4):
-        driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-        deltas = [await driver.push(index, np.eye(4)[index] * 5) for index in range(count)]
-        await driver.round(deltas)
-        norms.append(float(np.linalg.norm(driver.state.weights)))
-    np.testing.assert_allclose(norms, 5, rtol=3e-7)
-
-
-@pytest.mark.parametrize("name", OuterName)
-@pytest.mark.parametrize("participation", [0.25, 0.5, 0.75])
-async def test_momentum_goes_on_as_fast_when_rounds_come_in_parts(name: OuterName, participation: float) -> None:
-    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(name=name)))
-
-    async def merge(share: float) -> float:
-        before = float(driver.state.weights[0])
-        await driver.round([await driver.push(0, [1])], participation=share)
-        return before - float(driver.state.weights[0])
-
-    for _ in range(40):
-        whole = await merge(1.0)
-    assert whole == pytest.approx(0.8 / (1 - 0.8), rel=1e-3)
-    moved = [await merge(participation) for _ in range(round(3 / participation))]
-    assert sum(moved) == pytest.approx(3 * whole, rel=0.02)
-
-
-async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA))
-    deltas = [await driver.push(0, [4, 0], steps=48), await driver.push(1, [0, 4], steps=48)]
-    await driver.round(deltas)
-    assert float(np.linalg.norm(driver.state.weights)) == pytest.approx(4.0, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", OuterName)
-async def test_momentum_that_has_settled_leaves_the_bare_step(name: OuterName) -> None:
-    outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5)
-    driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
-    await driver.round([await driver.push(0, [2])])
-    first = float(driver.state.weights[0])
-    for number in (1, 2):
-        await driver.round([await driver.push(0, [2])])
-        assert float(driver.state.weights[0]) == first - 2 * number
-
-
-async def test_a_constant_schedule_does_not_settle() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
-    driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_step_count=24))
-    for _ in range(3):
-        await driver.round([await driver.push(0, [8])])
-    assert float(driver.state.weights[0]) == -(3 * 8 + 0.5 * (8 + 12 + 14))
-
-
-@pytest.mark.parametrize(("planned", "settling"), [(16, 2), (64, 8), (80, 8)])
-async def test_momentum_settles_over_the_last_eight_rounds_or_the_last_eighth(planned: int, settling: int) -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
-    plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * planned)
-    driver = await Driver.start(layout_of((1,)), plan)
-    for _ in range(planned + 2):
-        await driver.round([await driver.push(0, [1])])
-    commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
-    momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
-    full = planned - settling + 1  # the last with all of it has `settling` rounds before it
-    assert momenta[3:full] == [0.5] * (full - 3)
-    assert momenta[full:] == [0.5 * left / settling for left in range(settling - 1, 0, -1)] + [0.0, 0.0]
-
-
-async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next_close() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5)
-    endless = policy(MergeRule.MEAN, outer)
-    driver = await Driver.start(layout_of((1,)), endless)
-    momenta = []
-    for planned_rounds in (0, 0, 0, 0, 4, 4, 100, 100):
-        plan = replace(endless, planned_step_count=24 * planned_rounds)
-        await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
-        item = await driver.round([await driver.push(0, [1])])
-        momenta.append(float32_from_hex(item.scalars.momentum))
-    assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
-
-
-async def test_momentum_ramps_over_the_first_three_rounds() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN, outer))
-    # mu = 1/4, 2/5, 1/2: round by round, for d = 1
-    #   buf 1,                step 1 + 0.25 * 1    = 1.25
-    #   buf 0.4 + 1 = 1.4,    step 1 + 0.4 * 1.4   = 1.56
-    #   buf 0.7 + 1 = 1.7,    step 1 + 0.5 * 1.7   = 1.85
-    expected = np.array([1, 0, -2, 0.5])
-    total = 0.0
-    for step, momentum in ((1.25, 1.0), (1.56, 1.4), (1.85, 1.7)):
-        deltas = [await driver.push(0, [2, 0, -4, 0]), await driver.push(1, [0, 0, 0, 1])]
-        await driver.round(deltas)
-        total += step
-        np.testing.assert_allclose(driver.state.weights, -total * expected, rtol=1e-6)
-        np.testing.assert_allclose(driver.state.momentum, momentum * expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("learners", "share"), [(1, 1.0), (2, 0.6875)])
-async def test_warming_up_takes_a_lower_rate_under_rda_of_several_deltas(learners: int, share: float) -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.WARM_UP)
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.RDA, outer))
-    await driver.round([await driver.push(index, [16, 0]) for index in range(learners)])
-    assert driver.state.weights.tolist() == [-16 * share, 0]
-
-
-async def test_four_quarters_of_a_round_build_up_the_momentum_of_a_whole_one() -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN, outer))
-    for _ in range(4):
-        await driver.round([await driver.push(0, [4, -8])], participation=0.25)
-    # buf = (1 - 0.5^(4/4)) / (1 - 0.5) d = d, as one whole round has it
-    np.testing.assert_allclose(driver.state.momentum, [4, -8], rtol=1e-6)
-
-
-async def test_a_shorter_delta_is_not_stretched_and_weighs_by_its_share() -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
-    deltas = [await driver.push(0, [8, 0], steps=24), await driver.push(1, [0, 4], steps=12)]
-    await driver.round(deltas, weights=[24, 12])
-    # tokens 2 to 1, and half of that for half of the round's steps
-    np.testing.assert_allclose(driver.state.weights, [-8 * 0.8, -4 * 0.2], rtol=1e-6)
-    assert driver.log.state.fragments[FRAGMENT].newest.step_count == 24
-
-
-async def test_a_delta_of_more_steps_than_the_median_token_has_is_shortened_to_them() -> None:
-    driver = await Driver.start(layout_of((3,)), policy(MergeRule.MEAN))
-    deltas = [await driver.push(index, np.eye(3)[index] * 8, steps=8) for index in (0, 1)]
-    deltas.append(await driver.push(2, [0, 0, 24], steps=24))
-    await driver.round(deltas, weights=[64, 64, 48])
-    np.testing.assert_allclose(driver.state.weights, [-8 * 64 / 176, -8 * 64 / 176, -8 * 48 / 176], rtol=1e-6)
-    assert driver.log.state.fragments[FRAGMENT].newest.step_count == 8
-
-
-async def test_deltas_of_an_outage_keep_all_their_length() -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
-    deltas = [await driver.push(index, [100, 10], steps=240) for index in range(2)]
-    await driver.round(deltas)
-    np.testing.assert_allclose(driver.state.weights, [-100, -10], rtol=1e-6)
-
-
-async def test_momentum_goes_no_further_after_an_outage_than_after_a_round() -> None:
-    """The way of an outage was really gone: momentum must not take it for ten gradients."""
-    driver = await Driver.start(
-        layout_of((1,)), policy(MergeRule.MEAN, OuterOptimizer(schedule=OuterSchedule.CONSTANT))
+def round_of(
+    rule: MergeRule,
+    norms: Sequence[Sequence[float]],
+    *,
+    weights: Sequence[float] = (1, 1),
+    steps: Sequence[int] = (H, H),
+    reference: float = math.inf,
+) -> Round:
+    """Returns a round of length H whose deltas are all held against one reference norm a step."""
+    return Round(
+        rule,
+        weights=np.array(weights, np.float64),
+        norms=np.array(norms, np.float64),
+        step_counts=np.array(steps, np.float64),
+        length=H,
+        inner_step_count=H,
+        references=np.full((len(norms), len(norms[0])), reference),
     )
-    await driver.round([await driver.push(index, [240], steps=240) for index in range(2)])
-    # 0.8 of the way, and of one round's 24 the lead 0.8 * 0.5 * 0.8 and the momentum 0.8 * 0.8 (1 - 0.5 * 0.2)
-    assert -float(driver.state.weights[0]) == pytest.approx(0.8 * 240 + 0.8 * (0.4 + 0.72) * 24)
 
 
-@pytest.mark.parametrize("name", OuterName)
-async def test_an_outage_ends_where_its_way_and_one_rounds_momentum_lead(name: OuterName) -> None:
-    """What is published ahead is paid back: one long round, then nothing new, and no optimizer overshoots."""
-    outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
-    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
-    await driver.round([await driver.push(index, [240], steps=240) for index in range(2)])
-    for _ in range(30):
-        await driver.round([await driver.push(index, [0]) for index in range(2)])
-    # the way itself, and 24 (1/2 + 1/4 + ...) of momentum
-    assert -float(driver.state.weights[0]) == pytest.approx(240 + 24, rel=1e-6)
+def test_a_delta_of_half_the_length_has_half_the_share_of_its_weight() -> None:
+    merged = round_of(MergeRule.MEAN, [[1], [1]], weights=[1, 3], steps=[24, 12])
+    np.testing.assert_allclose(merged.shares(), [1 / 2.5, 1.5 / 2.5])
+    np.testing.assert_array_equal(round_of(MergeRule.MEAN, [[1], [1]], weights=[0, 0]).shares(), [0.5, 0.5])
 
 
-async def test_one_learner_of_two_that_returns_does_not_stretch_the_other() -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
-    deltas = [await driver.push(0, [2400, 0], steps=2400), await driver.push(1, [0, 24], steps=24)]
-    await driver.round(deltas, weights=[48, 24])
-    np.testing.assert_allclose(driver.state.weights, [-24 * 2 / 3, -24 / 3], rtol=1e-6)
+def test_the_mean_shortens_a_long_delta_to_the_rounds_length() -> None:
+    merged = round_of(MergeRule.MEAN, [[1, 5], [1, 5]], weights=[1, 3], steps=[24, 48])
+    np.testing.assert_array_equal(merged.coefficients(), np.array([[0.25, 0.25], [0.375, 0.375]], np.float32))
+    np.testing.assert_array_equal(merged.tensor_scales(np.empty(0)), np.array([1, 1], np.float32))
 
 
-@pytest.mark.parametrize("participation", [0.4, 0.9])
-async def test_a_learner_one_contributor_after_an_outage_of_its_own_moves_by_its_part_of_a_round(
-    participation: float,
-) -> None:
-    driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN))
-    await driver.round([await driver.push(0, [0])])
-    for _ in range(2):
-        await driver.round([await driver.push(1, [0])], participation=0.5)  # the run goes on without it
-    await driver.round([await driver.push(0, [2400], steps=2400)], participation=participation)
-    np.testing.assert_allclose(driver.state.weights, [-24 * participation], rtol=1e-6)
-    assert driver.log.state.fragments[FRAGMENT].newest.step_count == pytest.approx(24 * (2 + participation))
+def test_rda_sums_directions_and_gives_them_the_mean_norm() -> None:
+    merged = round_of(MergeRule.RDA, [[2, 0], [4, 8]])
+    np.testing.assert_array_equal(merged.coefficients(), np.array([[0.25, 0], [0.125, 0.0625]], np.float32))
+    # orthogonal directions: |u| = 1 / sqrt 2 and 1 / 2; mean norms 3 and 4
+    np.testing.assert_allclose(merged.tensor_scales(np.array([0.5**0.5, 0.5])), [3 * 2**0.5, 8], rtol=1e-7)
 
 
-async def test_one_learner_that_returns_with_the_work_of_hours_moves_the_run_by_a_round() -> None:
-    driver = await Driver.start(layout_of((2,)), policy(MergeRule.MEAN))
-    deltas = [
-        await driver.push(0, [240, 0], steps=240),
-        *[await driver.push(index, [0, 24], steps=24) for index in (1, 2, 3)],
-    ]
-    await driver.round(deltas, weights=[48, 24, 24, 24])  # its weight is capped at two rounds' tokens
-    np.testing.assert_allclose(driver.state.weights, [-24 * 0.4, -24 * 0.6], rtol=1e-6)
+def test_directions_that_cancel_have_no_scale() -> None:
+    merged = round_of(MergeRule.RDA, [[2], [2]])
+    np.testing.assert_array_equal(merged.tensor_scales(np.array([2.0**-21])), np.array([0], np.float32))
 
 
-async def test_a_leading_step_is_half_a_round_of_momentum_ahead() -> None:
-    moved = {}
-    for name in (OuterName.NESTEROV, OuterName.LEADING_NESTEROV):
-        outer = OuterOptimizer(name=name, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.CONSTANT)
-        driver = await Driver.start(layout_of((1,)), policy(MergeRule.MEAN, outer))
-        for _ in range(3):
-            await driver.round([await driver.push(0, [8])])
-        moved[name] = -float(driver.state.weights[0])
-    # buf = 8, 12, 14; half of the momentum to come, mu^2 buf, is ahead
-    assert moved[OuterName.NESTEROV] == 3 * 8 + 0.5 * (8 + 12 + 14)
-    assert moved[OuterName.LEADING_NESTEROV] == pytest.approx(moved[OuterName.NESTEROV] + 0.5 * 0.25 * 14)
+def test_a_delta_four_times_as_long_as_its_peers_counts_for_a_quarter_of_its_share() -> None:
+    # x = |v| / (L R) = 4, kappa = 2: a = (2 / 4)^2; one of twice the usual norm counts in full
+    merged = round_of(MergeRule.MEAN, [[4.0], [2.0]], reference=1 / H)
+    np.testing.assert_array_equal(merged.coefficients(), np.array([[0.125], [0.5]], np.float32))
 
 
-async def test_a_participation_of_a_quarter_scales_the_step_to_a_quarter() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.MEAN))
-    await driver.round([await driver.push(0, [4, 8, 0, -4])], participation=0.25)
-    assert driver.state.weights.tolist() == [-1, -2, 0, 1]
-
-
-async def test_zero_deltas_change_nothing() -> None:
-    start = np.array([1, -2, 3, 0.5], np.float32)
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA), weights=start.copy())
-    await driver.round([await driver.push(0, np.zeros(4)), await driver.push(1, np.zeros(4))])
-    assert driver.state.weights.tolist() == start.tolist()
-    assert not driver.state.momentum.any()
-
-
-async def test_directions_that_cancel_move_nothing() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-    values = np.array([0.1, 0.7, -0.3, 1e-3], np.float32)
-    await driver.round([await driver.push(0, values), await driver.push(1, -values * np.float32(1.1))])
-    # (v - v) / |v| is rounding noise, and must not be blown up to the norm of a delta
-    assert not driver.state.weights.any()
-
-
-async def test_tiny_and_huge_norms_stay_finite() -> None:
-    driver = await Driver.start(layout_of((2, 2), (2, 2)), policy(MergeRule.RDA))
-    deltas = [
-        await driver.push(0, [1e-38, 0, 0, 0, 1e30, 0, 0, 0]),
-        await driver.push(1, [1e-45, 0, 0, 0, 1e-30, 0, 0, 0]),
-    ]
-    await driver.round(deltas)
-    assert np.isfinite(driver.state.weights).all()
-
-
-async def test_what_an_update_drops_stays_as_residual_and_enters_the_next() -> None:
-    quantised = Policy(merge=MergeRule.MEAN, outer=PLAIN_SGD, update_encoding=INT4)
-    driver = await Driver.start(layout_of((1, 4)), quantised)
-    first = np.array([7, 0.4, 1.2, -3.3], np.float32)
-    await driver.round([await driver.push(0, first)])
-    # int4 of absmax 7: whole numbers
-    assert driver.state.weights.tolist() == [-7, 0, -1, 3]
-    np.testing.assert_allclose(driver.state.residual, [0, 0.4, 0.2, -0.3], atol=3e-7)
-    await driver.round([await driver.push(1, [7, 0.4, 0.4, 0])])
-    assert driver.state.weights.tolist() == [-14, -1, -2, 3]
-
-
-async def test_a_merge_takes_the_state_to_the_version_that_its_commit_names() -> None:
-    driver = await Driver.start(layout_of((3, 5)), Policy(update_encoding=INT4))
-    rng = np.random.default_rng(1)
-    await driver.round([await driver.push(0, rng.normal(size=15))])
-    result = await driver.merge(await driver.close([await driver.push(1, rng.normal(size=15))]))
-    assert driver.log.state.fragments[FRAGMENT].version == 1
-    assert driver.state.version == 2
-    assert tree_digest(driver.state.weights).hex() == result.commit.digest
-    item = await driver.commit(result)
-    assert item == structs.replace(result.commit, update=item.update)
-
-
-async def test_a_merge_is_only_the_logs_where_the_commit_names_its_own_scalars() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-    mine = await driver.merge(await driver.close([await driver.push(0, [1, 2, 3, 4])]))
-    item = await mine.stored()
-    assert item.update
-    assert mine.is_same_version_as(item)
-    scalars = structs.replace(item.scalars, rate="3f000000")
-    assert not mine.is_same_version_as(structs.replace(item, scalars=scalars))
-
-
-async def test_a_change_of_policy_does_not_reach_a_set_that_is_closed() -> None:
-    driver = await Driver.start(layout_of((4,)), policy(MergeRule.RDA))
-    closing = await driver.close([await driver.push(0, [1, 2, 3, 4])])
-    unmerged = copy.deepcopy(driver.state)
-    before = await driver.merge(closing)
-    await driver.append(PolicyItem("e" * 32, policy(MergeRule.MEAN)))
-    driver.state = unmerged
-    assert before.is_same_version_as((await driver.merge(closing)).commit)
-
-
-async def test_a_delta_with_a_lost_part_is_named_and_the_state_is_untouched() -> None:
-    driver = await Driver.start(layout_of((8, 4)), policy(MergeRule.MEAN))
-    good = await driver.push(0, np.ones(32))
-    bad = await driver.push(1, np.ones(32), cuts=[16])
-    await driver.objects.delete([f"{driver.log.prefix}/{bad.parts[1].name}"])
-    closing = await driver.close([good, bad])
-    with pytest.raises(UnreadableDeltaError) as raised:
-        await driver.merge(closing)
-    assert raised.value.delta == bad.delta
-    assert not driver.state.weights.any()
-    assert driver.state.version == 0
-
-
-async def test_a_delta_with_a_flipped_bit_is_named() -> None:
-    driver = await Driver.start(layout_of((8, 4)), policy(MergeRule.MEAN))
-    good = await driver.push(0, np.ones(32))
-    bad = await driver.push(1, np.ones(32))
-    await driver.damage(bad.parts[0].name)
-    closing = await driver.close([good, bad])
-    with pytest.raises(UnreadableDeltaError) as raised:
-        await driver.merge(closing)
-    assert raised.value.delta == bad.delta
-
-
-async def test_a_step_out_of_float32_is_blamed_on_the_largest_delta() -> None:
-    outer = OuterOptimizer(learning_rate=4.0)
-    quantised = Policy(merge=MergeRule.MEAN, outer=outer, update_encoding=INT4, quarantine_ratio=0.0)
-    driver = await Driver.start(layout_of((4,)), quantised)
-    small, huge = await driver.push(0, [1, 1, 1, 1]), await driver.push(1, [3e38, 0, 0, 0])
-    closing = await driver.close([small, huge])
-    with pytest.raises(UnreadableDeltaError) as raised:
-        await driver.merge(closing)
-    assert raised.value.delta == huge.delta
-    assert driver.log.state.fragments[FRAGMENT].version == 0
+def test_a_reference_is_the_upper_median_of_the_peers_and_at_least_a_tensors_part_of_the_whole() -> None:
+    peers = np.array([[3.0, 0.0], [1.0, 0.0], [2.0, 4.0]])
+    np.testing.assert_allclose(reference_norms(peers, np.array([1.0, 3.0])), [2, 2 * 0.75**0.5])
+    assert np.isinf(reference_norms(np.empty((0, 2)), np.array([1.0, 3.0]))).all()
 
 
 def test_a_learner_s_pace_keeps_the_largest_norms_of_a_long_training_in_few_pairs() -> None:

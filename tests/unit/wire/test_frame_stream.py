@@ -13,7 +13,7 @@ from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Encoding
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.frames import decode_frames, encode_frames
 from skerry_syncer.store.versions.blobs import BATCH_NUMEL, frame_batches
-from tests.unit.algorithm.merge_driver import layout_of
+from tests.support.merge_driver import layout_of
 
 LAYOUT = layout_of((900, 3000), (5,))
 VALUES = np.random.default_rng(0).normal(size=LAYOUT.numel).astype(np.float32)

@@ -17,7 +17,7 @@ from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
-from tests.unit.algorithm.merge_driver import FRAGMENT, Driver, layout_of
+from tests.support.merge_driver import FRAGMENT, Driver, layout_of
 
 LAYOUT = layout_of((300, 400))
 STATE_BYTES = 3 * 4 * LAYOUT.numel

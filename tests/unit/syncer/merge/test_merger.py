@@ -22,7 +22,7 @@ from skerry_syncer.store.objects.interface import Chunks
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
-from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((30, 40), (7,))
 POLICY = Policy(

@@ -21,8 +21,8 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState, VersionState
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
+from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((6, 6), (4,))
 

@@ -42,8 +42,8 @@ from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
+from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = FragmentLayout(

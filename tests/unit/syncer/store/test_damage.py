@@ -14,7 +14,7 @@ from skerry_syncer.store.log.entries import CollectedItem, ObjectRef
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.replay import Replayer
 from tests.support.dict_objects import DictObjects
-from tests.unit.algorithm.merge_driver import FRAGMENT, Driver
+from tests.support.merge_driver import FRAGMENT, Driver
 from tests.unit.syncer.store.test_replay import LAYOUT, NO_FILES, assert_same_bits, trained
 
 

@@ -21,8 +21,8 @@ from skerry_syncer.store.errors import StoreFullError
 from skerry_syncer.store.log.entries import AcceptedItem, PolicyItem
 from skerry_syncer.store.objects.local import RESERVE, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
+from tests.support.merge_driver import Driver, layout_of
 from tests.support.small_disk import fill, small_disk
-from tests.unit.algorithm.merge_driver import Driver, layout_of
 from tests.unit.syncer.store.make_golden import GOLDEN
 
 NUMEL = 2**17  # half a mebibyte of float32

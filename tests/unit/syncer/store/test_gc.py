@@ -28,8 +28,8 @@ from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
+from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 DAY_S = 86_400.0
 NOW_S = 100 * DAY_S  # objects of DictObjects are of day 0

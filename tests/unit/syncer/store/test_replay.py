@@ -22,7 +22,7 @@ from skerry_syncer.store.log.entries import CollectedItem, RollbackFragment, Rol
 from skerry_syncer.store.versions.kept import SMALLEST_BYTES, Kept
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32_from_hex
 from skerry_syncer.store.versions.scratch import Scratch
-from tests.unit.algorithm.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
+from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 NO_FILES = Scratch(None)
 LAYOUT = layout_of((5, 7), (3,), (4, 4))

@@ -22,8 +22,8 @@ from skerry_syncer.store.maintenance.collect import collect
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 HOUR_S = 3600.0
 BEGIN_S = 1_700_000_000.0 // 86_400 * 86_400  # a midnight

@@ -8,7 +8,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
 from skerry_syncer.store.maintenance.verify import Problem, VerifyReport, verify_run
 from skerry_syncer.store.versions.scratch import Scratch
-from tests.unit.algorithm.merge_driver import FRAGMENT, INT4, Driver, layout_of
+from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((6, 6), (4,))
 

@@ -1,0 +1,81 @@
+"""Weights, staleness, length, cap and participation of a round, with numbers checked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from skerry.algorithm.rounds import (
+    Contribution,
+    delta_weight,
+    outage_length,
+    participation,
+    round_length,
+    rounds_behind,
+    share_of_length,
+    staleness_damping,
+    weight_bounds,
+)
+
+H = 24
+
+
+@pytest.mark.parametrize(("tokens", "steps", "weight"), [(2400, 24, 2400), (9600, 96, 4800), (100, 0, 0)])
+def test_tokens_of_more_than_twice_h_steps_do_not_count(tokens: int, steps: int, weight: float) -> None:
+    assert delta_weight(tokens, steps, inner_step_count=H, weight_cap=2.0) == weight
+
+
+def test_a_learner_counts_for_at_most_twice_the_median_of_the_others() -> None:
+    bounds = weight_bounds({"a": 100, "b": 300, "c": 10, "d": 9000}, weight_cap=2.0)
+    # the medians of (10, 300, 9000), (10, 100, 9000), (100, 300, 9000) and (10, 100, 300)
+    assert bounds == {"a": 600, "b": 200, "c": 600, "d": 200}
+
+
+def test_the_median_of_two_others_is_their_mean() -> None:
+    assert weight_bounds({"a": 1.0, "b": 2.0, "c": 6.0}, weight_cap=2.0) == {"a": 8.0, "b": 7.0, "c": 3.0}
+
+
+def test_of_two_learners_neither_is_capped() -> None:
+    assert weight_bounds({"a": 1.0, "b": 1e9}, weight_cap=2.0) == {"a": math.inf, "b": math.inf}
+
+
+@pytest.mark.parametrize(("steps", "rounds"), [(0, 0), (11, 0), (12, 1), (35, 1), (36, 2)])
+def test_staleness_counts_rounds_to_the_nearest(steps: float, rounds: int) -> None:
+    assert rounds_behind(steps, inner_step_count=H) == rounds
+
+
+@pytest.mark.parametrize(("rounds", "damping"), [(0, 1.0), (3, 0.5), (8, 1 / 3)])
+def test_staleness_damps_by_a_square_root(rounds: int, damping: float) -> None:
+    assert staleness_damping(rounds) == pytest.approx(damping, rel=1e-15)
+
+
+def test_a_round_is_as_long_as_half_of_its_weight_came_in() -> None:
+    # 24 steps bring 2 of 6, 16 steps another 2: more than half in 16 steps or more
+    assert round_length([24, 16, 4], [2, 2, 2], inner_step_count=H) == 16
+    assert round_length([24, 16, 4], [2, 1, 6], inner_step_count=H) == 4
+    assert round_length([96, 96], [1, 1], inner_step_count=H) == H
+    assert round_length([8, 20], [0, 0], inner_step_count=H) == 20, "without weights deltas count alike"
+    assert round_length([], [], inner_step_count=H) == 0
+
+
+def test_a_delta_of_half_the_length_has_half_its_weight() -> None:
+    assert (share_of_length(100, 8, 16), share_of_length(100, 40, 16)) == (50, 100)
+
+
+def test_participation_is_the_share_of_the_working_learners_weight() -> None:
+    deltas = [Contribution(100, 1.0), Contribution(100, 0.5)]
+    assert participation(deltas, []) == 0.75  # (100 + 50) / 200
+    assert participation(deltas, [50, 50]) == 0.5  # (100 + 50) / 300
+    assert participation([Contribution(0, 1.0)], []) == 1
+
+
+def outage(*step_counts: int, rho: float = 0.8, missed: float = 11.0) -> float | None:
+    return outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=H)
+
+
+def test_after_an_outage_of_all_a_round_is_as_long_as_the_least_that_all_took() -> None:
+    assert outage(240, 300) == 240
+    assert outage(24, 300) is None
+    assert outage(240, 300, rho=0.7) is None
+    assert outage(240, 300, missed=12.0) is None

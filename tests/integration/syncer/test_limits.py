@@ -265,7 +265,8 @@ async def _released(budget: ByteBudget) -> None:
             free_s = 0.0 if budget.used_bytes else free_s + 0.05
 
 
-async def test_one_connection_has_a_bounded_number_of_streams(stubs: Stubs) -> None:
+async def test_one_connection_has_a_bounded_number_of_streams(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "CALLS_AT_ONCE", 10_000)
     await create_run(stubs)
     watches = [stubs.exchange.Watch(exchange.WatchRequest(run="demo")) for _ in range(quotas.MAX_STREAMS)]
     async with asyncio.timeout(30):

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CapabilitiesStub(object):
-    """Says what this server speaks. Needs no run.
+    """Says what this server supports. Needs no run.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class CapabilitiesStub(object):
 
 
 class CapabilitiesServicer(object):
-    """Says what this server speaks. Needs no run.
+    """Says what this server supports. Needs no run.
     """
 
     def GetCapabilities(self, request, context):
@@ -52,8 +52,8 @@ class CapabilitiesServicer(object):
         Errors:
         - TOO_LARGE: the message is larger than max_message_size_bytes.
         - TOO_SLOW: the message did not come within 30 s.
-        - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-        - PERMISSION_DENIED: the server's deny list has the caller.
+        - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+        - PERMISSION_DENIED: the caller is on the server's deny list.
         - QUOTA_EXCEEDED: the caller makes calls too often; the same call succeeds after RetryInfo.
         - INTERNAL: the server failed.
         """
@@ -78,7 +78,7 @@ def add_CapabilitiesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Capabilities(object):
-    """Says what this server speaks. Needs no run.
+    """Says what this server supports. Needs no run.
     """
 
     @staticmethod

@@ -29,12 +29,12 @@ class ExchangeStub(object):
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
-    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
-    replica.
+    none). Answers and events have the log position that they reflect, which is at least `seen_position`. Any replica
+    answers any call.
 
-    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
-    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
-    another replica answers, SHOULD end its calls there and repeat them at the other one.
+    A replica may hang without ending a call. A client that has heard nothing from it for 2 s SHOULD call its
+    grpc.health.v1.Health/Check, which a sound replica answers while other calls wait for the store. If no answer comes
+    for 5 s and another replica answers, the client SHOULD cancel its calls and repeat them at the other replica.
 
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.
@@ -43,19 +43,19 @@ class ExchangeStub(object):
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
-    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
+    attached SHOULD continue to train, report the error, and attach again after a pause, in case the store was away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
-    Any call also ends with it when the caller is put on that list.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
+    list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -97,12 +97,12 @@ class ExchangeServicer(object):
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
-    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
-    replica.
+    none). Answers and events have the log position that they reflect, which is at least `seen_position`. Any replica
+    answers any call.
 
-    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
-    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
-    another replica answers, SHOULD end its calls there and repeat them at the other one.
+    A replica may hang without ending a call. A client that has heard nothing from it for 2 s SHOULD call its
+    grpc.health.v1.Health/Check, which a sound replica answers while other calls wait for the store. If no answer comes
+    for 5 s and another replica answers, the client SHOULD cancel its calls and repeat them at the other replica.
 
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.
@@ -111,19 +111,19 @@ class ExchangeServicer(object):
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
-    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
+    attached SHOULD continue to train, report the error, and attach again after a pause, in case the store was away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
-    Any call also ends with it when the caller is put on that list.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
+    list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -131,19 +131,19 @@ class ExchangeServicer(object):
     def Attach(self, request_iterator, context):
         """Joins a run for as long as the stream lives. The client's first message MUST be `hello`; the server's first is
         `attached`. Then the client MUST send a report at least every third of the lease term, and the server sends events.
-        A session id that the learner id never had takes over, whatever it has seen, and fences the older ones for good. A
+        A new session id of a learner id takes over and fences the older ones for good, whatever position it has seen. A
         client whose stream broke SHOULD attach again with the same session id. This stream SHOULD have a connection of its
-        own, never shared with bulk data.
+        own that carries no weights.
 
         The server ends the stream with OK after `leave`, or after the client has ended its side; else with an error. It
-        does not end it because a lease ran out. Once the run is closed it ends the stream with RUN_CLOSED, after the
-        events that tell the last fates; a client that missed some asks QueryPush.
+        does not end the stream when a lease runs out. When the run is closed it sends the last fates and ends the stream
+        with RUN_CLOSED. A client that missed a fate asks QueryPush.
 
         Errors:
         - SESSION_FENCED: a newer session of the learner id attached, before or during this stream.
-        - SHAPE_MISMATCH: hello.tensors are given and are not the run's.
+        - SHAPE_MISMATCH: hello.tensors is given and differs from the run's tensors.
         - RUN_DRAFT: the run is not committed yet.
-        - RUN_CLOSED: the run is closing or closed; or it was closed during this stream.
+        - RUN_CLOSED: the run is closing or closed, or is closed during this stream.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -151,18 +151,18 @@ class ExchangeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PushDelta(self, request_iterator, context):
-        """Contributes a delta. The client sends one `header`; then for every part a `part`, its frames in `data` messages,
-        and a `part_end`; at last `complete`. Parts may be sent by several calls with the same delta_id, in any order, from
-        several processes of one session. Exactly one call says `complete`, when every part is durable. A call that ends
-        without `complete` makes its whole parts durable and is answered PUSH_STATE_PARTS_STORED. A call with `complete` is
-        answered when the delta's accepted entry is durable in the log, never before. The same push may be repeated at any
-        time, on any replica, with one effect; its answer then has the delta's fate.
+        """Contributes a delta. The client sends one `header`, then for every part a `part`, its frames in `data` messages and
+        a `part_end`, and last `complete`. Several calls with the same delta_id may send parts, in any order and from
+        several processes of one session. Exactly one call sends `complete`, when every other part is durable. A call that
+        ends without `complete` makes its whole parts durable, and its answer is PUSH_STATE_PARTS_STORED. The answer to
+        `complete` comes when the delta's accepted entry is durable in the log, never before. The same push may be repeated
+        at any time, at any replica, with one effect; its answer then has the delta's fate.
 
-        The parts of a delta cover its fragment without overlap. Parts of the completing call that do so by themselves are
-        taken; else those that earlier calls with the same delta_id made durable are added, and the whole MUST do so.
+        The parts of a delta MUST cover its fragment without overlap. If the parts of the completing call do so alone, they
+        are the delta. Otherwise the durable parts of earlier calls with the same delta_id are added to them.
 
-        A learner MUST have at most one delta a fragment whose fate it does not know, and MUST repeat the same bytes until
-        it does.
+        A learner MUST have at most one delta of a fragment whose fate it does not know, and MUST send the same bytes again
+        until it knows.
 
         Errors:
         - SESSION_FENCED: a newer session of the learner id attached.
@@ -176,28 +176,28 @@ class ExchangeServicer(object):
         - BAD_FRAME: a frame is damaged or malformed, or a part ends inside a frame or before its range does.
         - DIGEST_MISMATCH: the digest of a part, or of the delta, is not that of its bytes.
         - OUT_OF_RANGE: a part is outside the fragment; a frame is outside its part or out of order, or is not cut at its
-        tensors' blocks; or parts overlap. Other cuts of the same delta_id stay durable, so that a client that cuts
-        differently MUST take a new delta_id, or send all parts in the call that completes.
+        tensors' blocks; or parts overlap. Parts of the same delta_id stay durable, so a client that cuts a delta in
+        other places MUST take a new delta_id, or send all parts in the completing call.
         - INCOMPLETE: parts are missing or were collected meanwhile. Ask QueryPush.
         - BASE_FUTURE: base_version does not exist yet.
-        - BASE_STALE: base_version is more than the allowed rounds old, a roll-back abandoned it, or it is so old that the
-        run has forgotten it.
+        - BASE_STALE: base_version is staler than max_staleness, abandoned by a roll-back, or so old that the run has
+        forgotten it.
         - BASE_FOREIGN: base_digest is not that version's.
-        - BASE_REPEATED: the session has a delta of the fragment from that base that is pending or merged; or the fragment
+        - BASE_REPEATED: the session has a pending or merged delta of the fragment from that base, or the fragment already
         has its initial weights.
         - ID_REUSED: the delta_id was used for other bytes or another fragment.
         - TOO_LARGE: a part has more bytes than it stated or than max_part_size_bytes, or the delta has more parts than a
         log entry holds.
-        - TOO_SLOW: the client took more than 20 s, and the time at 64 kbit/s, to send a part, or 60 s to begin the next.
-        Ask QueryPush.
+        - TOO_SLOW: the client took longer to send a part than 20 s plus the part's time at 64 kbit/s, or 60 s to begin the
+        next part. Ask QueryPush.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryPush(self, request, context):
-        """Says which parts of a push are durable and what its fate is. A run always remembers the last accepted delta of each
-        learner and fragment; older ones may be forgotten some rounds after they got their fate.
+        """Returns which parts of a push are durable, and its fate. A run always remembers the last accepted delta of each
+        learner and fragment. It may forget older deltas some rounds after their fate is decided.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -207,10 +207,10 @@ class ExchangeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PullFragment(self, request, context):
-        """Brings the caller from the version it has to a target. The server sends one `plan`, then the bytes of its objects
-        in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A download
-        that was cut off goes on with `resume`, on any replica: the same target, the plan's objects, and the offset at
-        which to go on.
+        """Downloads what leads from the caller's version to a target. The server sends one `plan`, then the bytes of its
+        objects in order, and ends the stream with OK after the last, or after `limit_bytes`. Objects are immutable. A
+        download that was cut off continues at any replica with `resume`: the same target, the plan's objects, and the
+        offset to continue from.
 
         Errors:
         - FRAGMENT_NOT_FOUND: the run has no such fragment.
@@ -219,15 +219,15 @@ class ExchangeServicer(object):
         - BAD_REQUEST: from_version is below -1; target_version, limit_bytes, or a number of `resume` is below 0; or
         `resume` does not fit its plan.
         - PLAN_EXPIRED: an object of the plan was collected; ask without `resume`.
-        - TOO_SLOW: the client left a message unread for more than 20 s, and the time at 64 kbit/s.
+        - TOO_SLOW: the client left a message unread for longer than 20 s plus its time at 64 kbit/s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Follows a run as an observer: first the run as it is, then events from there, or from `after_position` on. The
-        server never ends the stream with OK.
+        """Follows a run as an observer. The server sends the run as it is, then the events from there, or from
+        `after_position` on. It never ends the stream with OK.
 
         Errors:
         - RUN_DRAFT: the run is a draft.
@@ -278,12 +278,12 @@ class Exchange(object):
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
-    none). Answers and events have the position that they reflect, which is at least that. Any call may land on any
-    replica.
+    none). Answers and events have the log position that they reflect, which is at least `seen_position`. Any replica
+    answers any call.
 
-    A replica may hang without ending a call. A client that has heard nothing of it for 2 s SHOULD ask it for
-    grpc.health.v1.Health/Check, which is answered while calls wait for the store; and if nothing comes for 5 s while
-    another replica answers, SHOULD end its calls there and repeat them at the other one.
+    A replica may hang without ending a call. A client that has heard nothing from it for 2 s SHOULD call its
+    grpc.health.v1.Health/Check, which a sound replica answers while other calls wait for the store. If no answer comes
+    for 5 s and another replica answers, the client SHOULD cancel its calls and repeat them at the other replica.
 
     Errors of every method:
     - BAD_REQUEST: a field is malformed, or a message is out of order.
@@ -292,19 +292,19 @@ class Exchange(object):
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
     - RUN_NOT_FOUND: no run has that name. Attach and Watch also end with it when the run is deleted. A learner that was
-    attached SHOULD train on, say so and attach again after a pause: the store may have been away.
+    attached SHOULD continue to train, report the error, and attach again after a pause, in case the store was away.
     - RUN_REPLACED: the name belongs to another run than run_uid says. Attach and Watch also end with it.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
-    Any call also ends with it when the caller is put on that list.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
+    list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """

@@ -37,16 +37,17 @@ class RunsStub(object):
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
+    deny list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away.
+    - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
@@ -116,16 +117,17 @@ class RunsServicer(object):
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
+    deny list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away.
+    - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """
@@ -137,8 +139,8 @@ class RunsServicer(object):
         - RUN_EXISTS: another run has the name.
         - SHAPE_MISMATCH: a tensor's name or shape is not legal, the plan is not a partition of the tensors, an untrained
         tensor is malformed, or packed_layout can't be unpacked.
-        - TOO_LARGE: the request has more than 3 MiB, its packed_layout more than 64 MiB when it is unpacked, or the run
-        more than 100,000 tensors or 512 fragments, or a fragment more than 2^35 elements.
+        - TOO_LARGE: the request has more than 3 MiB, its unpacked layout more than 64 MiB, the run more than 100,000
+        tensors or 512 fragments, or a fragment more than 2^35 elements.
         - ID_REUSED: request_id made a draft of other tensors or fragments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,7 +148,7 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CommitRun(self, request, context):
-        """Makes a draft whose weights are complete the run of its name. Idempotent.
+        """Gives a draft whose weights are complete its name, and opens it. Idempotent.
 
         Errors:
         - RUN_NOT_FOUND: there is no such draft, or the run was deleted.
@@ -170,8 +172,8 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists committed runs by name. A page may hold fewer than were asked for, so as to fit a message. A run that can't
-        be read, or that the replica is still opening, is left out.
+        """Lists committed runs by name. A page may hold fewer runs than requested, because it fits a message. Runs that can't
+        be read, or that the replica is still opening, are left out.
 
         Errors: those of every method.
         """
@@ -180,9 +182,9 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Replaces the policy; fields that are absent keep their value. `outer` and the encodings are replaced whole. Of
-        `merge_by_fragment` the rules of the named fragments are replaced, and MERGE_RULE_UNSPECIFIED takes one away. Takes
-        effect with the next close. Idempotent by request_id.
+        """Changes the policy. Fields that are absent keep their values; `outer` and the encodings are replaced as a whole.
+        `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a rule.
+        The new policy applies from the next close. Idempotent by request_id.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -195,7 +197,8 @@ class RunsServicer(object):
 
     def ListVersions(self, request, context):
         """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
-        than were asked for, so as to fit a message. The last version is 0, or the oldest that the run remembers.
+        versions than requested, because it fits a message. The list ends with version 0, or the oldest that the run
+        remembers.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -211,10 +214,10 @@ class RunsServicer(object):
         reused. Pending deltas expire, and a push from an abandoned version is refused with BASE_STALE. Idempotent by
         request_id.
 
-        The content is stored anew first, which takes minutes for a large run and goes on while no call waits for it. With
-        with_progress the call is answered within seconds: while the answer has progress, nothing is rolled back yet, and
-        the caller SHOULD send the same request again. It MAY do so on any replica, which goes on where another one
-        stopped, and MAY stop at any time: then the run stays as it is.
+        The server first stores the content again, which takes minutes for a large run and continues while no call waits
+        for it. With with_progress the server answers within seconds. While the answer has progress, nothing is rolled back
+        yet, and the caller SHOULD send the same request again, to any replica, which continues where another one stopped.
+        If the caller stops, the run stays as it is.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -229,8 +232,8 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseRun(self, request, context):
-        """Ends a run: no delta is accepted from here on, what is pending is merged, the rest expires. Answers when the run is
-        closed. Idempotent.
+        """Ends a run. From then on no delta is accepted; pending deltas are merged, or expire. The answer comes when the run
+        is closed. Idempotent.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
@@ -242,11 +245,11 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRun(self, request, context):
-        """Takes the run's name away; its objects stay until an operator collects them. Idempotent.
+        """Removes the run's name. Its objects stay until an operator collects them. Idempotent.
 
         Errors:
-        - RUN_NOT_FOUND: no run of that uid ever had the name. So for a draft, which has no name yet: leave it, collections
-        remove old drafts.
+        - RUN_NOT_FOUND: no run of that uid ever had the name. A draft has no name and needs no deletion, because
+        collections remove old drafts.
         - RUN_REPLACED: the name belongs to another run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -321,16 +324,17 @@ class Runs(object):
     - TOO_LARGE: the message is larger than max_message_size_bytes of GetCapabilities. gRPC itself answers a message of
     more than twice that, with RESOURCE_EXHAUSTED and no ErrorInfo.
     - TOO_SLOW: the call's first message did not come within 30 s.
-    - RUN_EXISTS: run_uid is of a draft that another creator kept from its name.
+    - RUN_EXISTS: run_uid is a draft's, and another creator's run has its name.
     - STORE_UNAVAILABLE: the store can't be reached.
     - STORE_FULL: the store has no space left.
     - STORE_ROLLED_BACK: the run's log is shorter than seen_position, or damaged.
     - OBJECT_UNREADABLE: an object that the log names is lost or damaged.
     - RUN_OPENING: the replica is still reading the run's log.
-    - UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so.
-    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the server's deny list has it.
+    - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
+    - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
+    deny list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is going away.
+    - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
     - INTERNAL: the server failed.
     """

@@ -9,13 +9,13 @@ Words used throughout
   version   0, 1, 2 ... of one fragment; 0 is the initial weights.
   learner   a process, or a cluster, that trains by itself and exchanges deltas.
   session   one process of a learner, across its re-attachments; the newest of a learner id fences the older ones.
-  delta     the weights that adoption loaded into a learner's model minus its weights now, for one fragment.
-  update    what takes version v-1 of a fragment to v: Theta_v = Theta_(v-1) - decode(update).
+  delta     the weights that a learner adopted minus its weights now, for one fragment.
+  update    what changes version v-1 of a fragment to version v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.
 
 Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
-Digests have 32 bytes; protos/FORMAT.md specifies how each is computed.
+Digests are BLAKE3 and have 32 bytes; protos/FORMAT.md specifies how each is computed.
 
 MUST, SHOULD and MAY bind the party that the sentence names: the client or the server.
 """
@@ -99,25 +99,25 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
     MERGE_RULE_UNSPECIFIED: _MergeRule.ValueType  # 0
     """Not stated; means the policy's default."""
     MERGE_RULE_MEAN: _MergeRule.ValueType  # 1
-    """sum(w v) / sum(w)."""
+    """The weighted mean: sum(w v) / sum(w)."""
     MERGE_RULE_RDA: _MergeRule.ValueType  # 2
     """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
-    phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
+    phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink when deltas disagree.
     """
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
-    """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). For a
-    delta of s steps, v is the delta times min(1, L / s) * H / L, and w its weight (Policy.weight_cap,
-    Policy.max_staleness) times min(1, s / L).
+    """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). A
+    delta of s steps enters as v, the delta times min(1, L / s) * H / L, with the weight w, which is its weight by
+    Policy.weight_cap and Policy.max_staleness times min(1, s / L).
     """
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
 """Not stated; means the policy's default."""
 MERGE_RULE_MEAN: MergeRule.ValueType  # 1
-"""sum(w v) / sum(w)."""
+"""The weighted mean: sum(w v) / sum(w)."""
 MERGE_RULE_RDA: MergeRule.ValueType  # 2
 """Radial-directional averaging, per tensor: (sum(w |v|) / sum(w)) * u / |u|, u = sum(w phi(v)) / sum(w),
-phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink where deltas disagree.
+phi(x) = x / |x|; 0 where |u| is below 2^-20. Its norm does not shrink when deltas disagree.
 """
 Global___MergeRule: _TypeAlias = MergeRule  # noqa: Y015
 
@@ -130,26 +130,26 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
     OUTER_SCHEDULE_UNSPECIFIED: _OuterSchedule.ValueType  # 0
     """Not stated; means OUTER_SCHEDULE_WARM_UP."""
     OUTER_SCHEDULE_CONSTANT: _OuterSchedule.ValueType  # 1
-    """`learning_rate` and `momentum` as they are."""
+    """`learning_rate` and `momentum` are used unchanged."""
     OUTER_SCHEDULE_WARM_UP: _OuterSchedule.ValueType  # 2
-    """momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it where RDA merges two deltas
-    or more, for RDA's step is longer than the mean's.
+    """momentum_n = min(momentum, n / (n + 3)). The rate is `learning_rate`; it is 0.6875 times that where RDA merges two
+    or more deltas, because RDA's step is longer than the mean's.
     """
 
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
-    """How outer momentum follows n = 1 + S' / 24, where S' is the run's inner steps that are behind the fragment since its
-    momentum began. Unless the schedule is constant, momentum is then multiplied by
-    min(1, max(0, planned_step_count - S) / E), E = min(8 H, planned_step_count / 8), where the policy plans a length; S
-    is the run's inner steps since it began.
+    """How outer momentum depends on n = 1 + S' / 24, where S' counts the run's inner steps since the fragment's momentum
+    began. If the policy plans a length and the schedule is not constant, momentum is also multiplied by
+    min(1, max(0, planned_step_count - S) / E), where E = min(8 H, planned_step_count / 8) and S counts the run's inner
+    steps since it began.
     """
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
 """Not stated; means OUTER_SCHEDULE_WARM_UP."""
 OUTER_SCHEDULE_CONSTANT: OuterSchedule.ValueType  # 1
-"""`learning_rate` and `momentum` as they are."""
+"""`learning_rate` and `momentum` are used unchanged."""
 OUTER_SCHEDULE_WARM_UP: OuterSchedule.ValueType  # 2
-"""momentum_n = min(momentum, n / (n + 3)); the rate is `learning_rate`, and 0.6875 of it where RDA merges two deltas
-or more, for RDA's step is longer than the mean's.
+"""momentum_n = min(momentum, n / (n + 3)). The rate is `learning_rate`; it is 0.6875 times that where RDA merges two
+or more deltas, because RDA's step is longer than the mean's.
 """
 Global___OuterSchedule: _TypeAlias = OuterSchedule  # noqa: Y015
 
@@ -162,13 +162,13 @@ class _RunStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunStatus.V
     RUN_STATUS_UNSPECIFIED: _RunStatus.ValueType  # 0
     """Not stated."""
     RUN_STATUS_DRAFT: _RunStatus.ValueType  # 1
-    """Created but not committed: initial weights are being pushed; reachable by uid only."""
+    """Created but not committed. Its initial weights are being pushed, and only its uid leads to it."""
     RUN_STATUS_OPEN: _RunStatus.ValueType  # 2
     """Training."""
     RUN_STATUS_CLOSING: _RunStatus.ValueType  # 3
-    """No delta is accepted any more; what is pending is being merged."""
+    """No delta is accepted. Pending deltas are being merged."""
     RUN_STATUS_CLOSED: _RunStatus.ValueType  # 4
-    """Every accepted delta has its fate; the run is read-only."""
+    """Every accepted delta has its final fate, and the run is read-only."""
 
 class RunStatus(_RunStatus, metaclass=_RunStatusEnumTypeWrapper):
     """The life of a run."""
@@ -176,13 +176,13 @@ class RunStatus(_RunStatus, metaclass=_RunStatusEnumTypeWrapper):
 RUN_STATUS_UNSPECIFIED: RunStatus.ValueType  # 0
 """Not stated."""
 RUN_STATUS_DRAFT: RunStatus.ValueType  # 1
-"""Created but not committed: initial weights are being pushed; reachable by uid only."""
+"""Created but not committed. Its initial weights are being pushed, and only its uid leads to it."""
 RUN_STATUS_OPEN: RunStatus.ValueType  # 2
 """Training."""
 RUN_STATUS_CLOSING: RunStatus.ValueType  # 3
-"""No delta is accepted any more; what is pending is being merged."""
+"""No delta is accepted. Pending deltas are being merged."""
 RUN_STATUS_CLOSED: RunStatus.ValueType  # 4
-"""Every accepted delta has its fate; the run is read-only."""
+"""Every accepted delta has its final fate, and the run is read-only."""
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
 
 class _Fate:
@@ -192,40 +192,40 @@ class _Fate:
 class _FateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fate.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FATE_UNSPECIFIED: _Fate.ValueType  # 0
-    """Not known here; as an answer to QueryPush: never accepted."""
+    """Not known. In an answer to QueryPush: the delta was never accepted."""
     FATE_PENDING: _Fate.ValueType  # 1
-    """Accepted, and waiting for its round to close and commit."""
+    """Accepted. Its round has not closed and committed yet."""
     FATE_MERGED: _Fate.ValueType  # 2
     """Part of the merge that made `version`."""
     FATE_SUPERSEDED: _Fate.ValueType  # 3
     """Replaced, before its round closed, by a delta of a newer session of the same learner."""
     FATE_EXPIRED: _Fate.ValueType  # 4
-    """Too stale, on a version that a roll-back abandoned, or left over when the run closed. The learner MAY send its work
-    again, in a new delta from the newest base.
+    """The delta is too stale, its base was abandoned by a roll-back, or the run closed without it. The learner MAY send
+    its work again in a new delta from the newest base.
     """
     FATE_QUARANTINED: _Fate.ValueType  # 5
-    """Stored but not merged, for `reason`. The learner MUST replace the fragment's weights by the newest version; a
-    rebase would keep the work in its weights.
+    """Stored but not merged, for `reason`. The learner MUST replace the fragment's weights by the newest version, because
+    a rebase keeps the refused work in its weights.
     """
 
 class Fate(_Fate, metaclass=_FateEnumTypeWrapper):
     """What became of an accepted delta. Every accepted delta of a closed run has exactly one of the last four."""
 
 FATE_UNSPECIFIED: Fate.ValueType  # 0
-"""Not known here; as an answer to QueryPush: never accepted."""
+"""Not known. In an answer to QueryPush: the delta was never accepted."""
 FATE_PENDING: Fate.ValueType  # 1
-"""Accepted, and waiting for its round to close and commit."""
+"""Accepted. Its round has not closed and committed yet."""
 FATE_MERGED: Fate.ValueType  # 2
 """Part of the merge that made `version`."""
 FATE_SUPERSEDED: Fate.ValueType  # 3
 """Replaced, before its round closed, by a delta of a newer session of the same learner."""
 FATE_EXPIRED: Fate.ValueType  # 4
-"""Too stale, on a version that a roll-back abandoned, or left over when the run closed. The learner MAY send its work
-again, in a new delta from the newest base.
+"""The delta is too stale, its base was abandoned by a roll-back, or the run closed without it. The learner MAY send
+its work again in a new delta from the newest base.
 """
 FATE_QUARANTINED: Fate.ValueType  # 5
-"""Stored but not merged, for `reason`. The learner MUST replace the fragment's weights by the newest version; a
-rebase would keep the work in its weights.
+"""Stored but not merged, for `reason`. The learner MUST replace the fragment's weights by the newest version, because
+a rebase keeps the refused work in its weights.
 """
 Global___Fate: _TypeAlias = Fate  # noqa: Y015
 
@@ -242,12 +242,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BAD_NAME: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT: a name or id does not match its pattern."""
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 3
-    """NOT_FOUND: no run of that name. Metadata `similar_names`, from GetRun where there are such runs: up to three names
-    that differ little, with spaces between them.
+    """NOT_FOUND: no run has that name. Metadata `similar_names`, from GetRun only: up to three similar names that runs
+    have, separated by spaces.
     """
     ERROR_REASON_RUN_REPLACED: _ErrorReason.ValueType  # 4
     """FAILED_PRECONDITION: the name now belongs to another run, whose uid is in metadata `run_uid`. A learner MUST stop
-    exchanging, and say so.
+    exchanging and report it.
     """
     ERROR_REASON_RUN_EXISTS: _ErrorReason.ValueType  # 5
     """ALREADY_EXISTS: a run of that name exists, or the run is open already. Metadata `run_uid`, where present: the uid
@@ -256,9 +256,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RUN_CLOSED: _ErrorReason.ValueType  # 6
     """FAILED_PRECONDITION: the run is closing or closed."""
     ERROR_REASON_RUN_DRAFT: _ErrorReason.ValueType  # 7
-    """FAILED_PRECONDITION: the run is a draft and can't do that yet, or has weights missing."""
+    """FAILED_PRECONDITION: the run is still a draft, or lacks initial weights."""
     ERROR_REASON_SHAPE_MISMATCH: _ErrorReason.ValueType  # 8
-    """INVALID_ARGUMENT: tensor names, shapes or fragments are not the run's, or make no fragment plan."""
+    """INVALID_ARGUMENT: tensor names, shapes or fragments are not the run's, or the fragments are no partition of the
+    tensors.
+    """
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND: no such fragment in the run."""
     ERROR_REASON_SESSION_FENCED: _ErrorReason.ValueType  # 10
@@ -288,60 +290,61 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     base.
     """
     ERROR_REASON_BASE_FOREIGN: _ErrorReason.ValueType  # 19
-    """FAILED_PRECONDITION: the base digest is not that version's: the weights come from elsewhere; pull a snapshot."""
+    """FAILED_PRECONDITION: the base digest is not that version's, so the learner has other weights; pull a snapshot."""
     ERROR_REASON_BASE_REPEATED: _ErrorReason.ValueType  # 20
     """ALREADY_EXISTS: this session already has a delta from that base that is pending or merged, or the fragment has its
     initial weights. Metadata `delta_id`: that delta.
     """
     ERROR_REASON_ID_REUSED: _ErrorReason.ValueType  # 21
-    """ALREADY_EXISTS: that id was used for something else: a delta_id for other bytes, a request_id for another run.
+    """ALREADY_EXISTS: the id was used before: a delta_id for other bytes, or a request_id for another run.
     Metadata `run_uid`, from CreateRun: the draft that the request_id made.
     """
     ERROR_REASON_PLAN_EXPIRED: _ErrorReason.ValueType  # 22
-    """FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
+    """FAILED_PRECONDITION: objects of the plan were collected or can't be read; ask for a new plan."""
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 23
-    """UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
+    """UNAVAILABLE: the store can't be reached, or its answer was lost; retry after RetryInfo."""
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 24
-    """RESOURCE_EXHAUSTED: the store is full; retry after RetryInfo, the operator must make room."""
+    """RESOURCE_EXHAUSTED: the store is full; retry after RetryInfo. The operator has to make room."""
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 25
     """RESOURCE_EXHAUSTED: the request is larger than the server allows; the message says the limit."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 26
-    """UNAVAILABLE: this replica is going away; retry elsewhere after RetryInfo."""
+    """UNAVAILABLE: this replica is stopping; retry at another one after RetryInfo."""
     ERROR_REASON_ENCODING_UNSUPPORTED: _ErrorReason.ValueType  # 27
     """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
     ERROR_REASON_STORE_ROLLED_BACK: _ErrorReason.ValueType  # 28
-    """DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
-    MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
+    """DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging and report
+    it. It MAY repeat the call once a minute or less often, which `run_uid`, `seen_position` and digests make safe.
     """
     ERROR_REASON_VERSION_NOT_FOUND: _ErrorReason.ValueType  # 29
     """NOT_FOUND: no such version or position, or its content was collected."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 30
     """INTERNAL: the server failed; its log says why."""
     ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 31
-    """RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-    after RetryInfo. Or it sends or reads a message, or a part of a push, too slowly; ask QueryPush, and send the rest.
+    """RESOURCE_EXHAUSTED: the caller reads events or messages, or sends a message or a part, too slowly. An observer
+    follows again from the last position that it has seen, after RetryInfo. A learner that was pushing asks QueryPush
+    and sends the rest.
     """
     ERROR_REASON_NEWER_FORMAT: _ErrorReason.ValueType  # 32
-    """UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+    """UNAVAILABLE: a newer version than this replica's wrote the run; retry at another replica after RetryInfo."""
     ERROR_REASON_OBJECT_UNREADABLE: _ErrorReason.ValueType  # 33
-    """UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
-    retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
+    """UNAVAILABLE: an object that the run's log names is lost or damaged, and no other object can stand in for it; retry
+    after RetryInfo. An operator may restore it. Metadata `object`: its name, below the run's folder.
     """
     ERROR_REASON_RUN_OPENING: _ErrorReason.ValueType  # 34
-    """UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
+    """UNAVAILABLE: this replica is still reading the run's log; retry at any replica after RetryInfo."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 35
-    """UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so."""
+    """UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 36
     """PERMISSION_DENIED: the caller's role does not allow the call, the request is about another run or learner than the
-    caller's, or the server's deny list has the caller.
+    caller's, or the caller is on the server's deny list.
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
     """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why a call was refused: the `reason` of the google.rpc.ErrorInfo (domain "skerry") in the status details, without the
-    prefix ERROR_REASON_. The gRPC status code comes first in each comment. Metadata keys of the ErrorInfo are named
-    where there are any. Where waiting helps, a google.rpc.RetryInfo says how long; a client MUST wait at least that
+    """Why a call is refused. The status details have a google.rpc.ErrorInfo of domain "skerry" whose `reason` is a name
+    below without the prefix ERROR_REASON_. Each comment begins with the gRPC status code and names the metadata keys of
+    the ErrorInfo, if any. Where waiting helps, a google.rpc.RetryInfo says how long; a client MUST wait at least that
     long. google/rpc/status.proto and google/rpc/error_details.proto define these messages. No file here imports them;
     docs/client-guide.md says where they are.
 
@@ -356,12 +359,12 @@ ERROR_REASON_BAD_REQUEST: ErrorReason.ValueType  # 1
 ERROR_REASON_BAD_NAME: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT: a name or id does not match its pattern."""
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 3
-"""NOT_FOUND: no run of that name. Metadata `similar_names`, from GetRun where there are such runs: up to three names
-that differ little, with spaces between them.
+"""NOT_FOUND: no run has that name. Metadata `similar_names`, from GetRun only: up to three similar names that runs
+have, separated by spaces.
 """
 ERROR_REASON_RUN_REPLACED: ErrorReason.ValueType  # 4
 """FAILED_PRECONDITION: the name now belongs to another run, whose uid is in metadata `run_uid`. A learner MUST stop
-exchanging, and say so.
+exchanging and report it.
 """
 ERROR_REASON_RUN_EXISTS: ErrorReason.ValueType  # 5
 """ALREADY_EXISTS: a run of that name exists, or the run is open already. Metadata `run_uid`, where present: the uid
@@ -370,9 +373,11 @@ of the run that has the name.
 ERROR_REASON_RUN_CLOSED: ErrorReason.ValueType  # 6
 """FAILED_PRECONDITION: the run is closing or closed."""
 ERROR_REASON_RUN_DRAFT: ErrorReason.ValueType  # 7
-"""FAILED_PRECONDITION: the run is a draft and can't do that yet, or has weights missing."""
+"""FAILED_PRECONDITION: the run is still a draft, or lacks initial weights."""
 ERROR_REASON_SHAPE_MISMATCH: ErrorReason.ValueType  # 8
-"""INVALID_ARGUMENT: tensor names, shapes or fragments are not the run's, or make no fragment plan."""
+"""INVALID_ARGUMENT: tensor names, shapes or fragments are not the run's, or the fragments are no partition of the
+tensors.
+"""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND: no such fragment in the run."""
 ERROR_REASON_SESSION_FENCED: ErrorReason.ValueType  # 10
@@ -402,52 +407,53 @@ ERROR_REASON_BASE_STALE: ErrorReason.ValueType  # 18
 base.
 """
 ERROR_REASON_BASE_FOREIGN: ErrorReason.ValueType  # 19
-"""FAILED_PRECONDITION: the base digest is not that version's: the weights come from elsewhere; pull a snapshot."""
+"""FAILED_PRECONDITION: the base digest is not that version's, so the learner has other weights; pull a snapshot."""
 ERROR_REASON_BASE_REPEATED: ErrorReason.ValueType  # 20
 """ALREADY_EXISTS: this session already has a delta from that base that is pending or merged, or the fragment has its
 initial weights. Metadata `delta_id`: that delta.
 """
 ERROR_REASON_ID_REUSED: ErrorReason.ValueType  # 21
-"""ALREADY_EXISTS: that id was used for something else: a delta_id for other bytes, a request_id for another run.
+"""ALREADY_EXISTS: the id was used before: a delta_id for other bytes, or a request_id for another run.
 Metadata `run_uid`, from CreateRun: the draft that the request_id made.
 """
 ERROR_REASON_PLAN_EXPIRED: ErrorReason.ValueType  # 22
-"""FAILED_PRECONDITION: the plan names objects that were collected, or can't be read; ask for a new plan."""
+"""FAILED_PRECONDITION: objects of the plan were collected or can't be read; ask for a new plan."""
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 23
-"""UNAVAILABLE: the store can't be reached or its answer is unknown; retry after RetryInfo."""
+"""UNAVAILABLE: the store can't be reached, or its answer was lost; retry after RetryInfo."""
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 24
-"""RESOURCE_EXHAUSTED: the store is full; retry after RetryInfo, the operator must make room."""
+"""RESOURCE_EXHAUSTED: the store is full; retry after RetryInfo. The operator has to make room."""
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 25
 """RESOURCE_EXHAUSTED: the request is larger than the server allows; the message says the limit."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 26
-"""UNAVAILABLE: this replica is going away; retry elsewhere after RetryInfo."""
+"""UNAVAILABLE: this replica is stopping; retry at another one after RetryInfo."""
 ERROR_REASON_ENCODING_UNSUPPORTED: ErrorReason.ValueType  # 27
 """INVALID_ARGUMENT: the codec, compressor or block size is not offered."""
 ERROR_REASON_STORE_ROLLED_BACK: ErrorReason.ValueType  # 28
-"""DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging, and say so; it
-MAY repeat the call every minute or less often, since `run_uid`, `seen_position` and digests make that safe.
+"""DATA_LOSS: the run's log lost or changed entries that were durable. A learner MUST stop exchanging and report
+it. It MAY repeat the call once a minute or less often, which `run_uid`, `seen_position` and digests make safe.
 """
 ERROR_REASON_VERSION_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND: no such version or position, or its content was collected."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
 """INTERNAL: the server failed; its log says why."""
 ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 31
-"""RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen; follow again from the last position seen,
-after RetryInfo. Or it sends or reads a message, or a part of a push, too slowly; ask QueryPush, and send the rest.
+"""RESOURCE_EXHAUSTED: the caller reads events or messages, or sends a message or a part, too slowly. An observer
+follows again from the last position that it has seen, after RetryInfo. A learner that was pushing asks QueryPush
+and sends the rest.
 """
 ERROR_REASON_NEWER_FORMAT: ErrorReason.ValueType  # 32
-"""UNAVAILABLE: this replica is of a version that can't read what a newer one wrote; retry elsewhere after RetryInfo."""
+"""UNAVAILABLE: a newer version than this replica's wrote the run; retry at another replica after RetryInfo."""
 ERROR_REASON_OBJECT_UNREADABLE: ErrorReason.ValueType  # 33
-"""UNAVAILABLE: an object that the run's log names is lost or damaged, and nothing else leads to what was asked for;
-retry after RetryInfo, an operator may bring it back. Metadata `object`: its name, below the run's folder.
+"""UNAVAILABLE: an object that the run's log names is lost or damaged, and no other object can stand in for it; retry
+after RetryInfo. An operator may restore it. Metadata `object`: its name, below the run's folder.
 """
 ERROR_REASON_RUN_OPENING: ErrorReason.ValueType  # 34
-"""UNAVAILABLE: this replica is still reading the run's log; retry here or elsewhere after RetryInfo."""
+"""UNAVAILABLE: this replica is still reading the run's log; retry at any replica after RetryInfo."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 35
-"""UNAUTHENTICATED: the server wants to know who calls, and the client's certificate does not say so."""
+"""UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 36
 """PERMISSION_DENIED: the caller's role does not allow the call, the request is about another run or learner than the
-caller's, or the server's deny list has the caller.
+caller's, or the caller is on the server's deny list.
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
 """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
@@ -466,12 +472,10 @@ class Encoding(_message.Message):
     codec: Global___Codec.ValueType
     """Codec of tensors with two or more dimensions; of every tensor where it is CODEC_FLOAT32."""
     block: _builtins.int
-    """Elements that share one scale, 16 to 4096. Not read where `codec` is CODEC_FLOAT32; a server answers
-    0 there.
-    """
+    """Elements that share one scale, 16 to 4096. A server ignores it and answers 0 where `codec` is CODEC_FLOAT32."""
     vector_codec: Global___Codec.ValueType
-    """Codec of tensors with at most one dimension where `codec` has scales; CODEC_UNSPECIFIED: the same as `codec`.
-    Where `codec` is CODEC_FLOAT32 it has no effect, and a server answers CODEC_FLOAT32.
+    """Codec of tensors with at most one dimension. CODEC_UNSPECIFIED means the same as `codec`. A server ignores it and
+    answers CODEC_FLOAT32 where `codec` is CODEC_FLOAT32.
     """
     compressor: Global___Compressor.ValueType
     """Compressor of frames. A frame that does not shrink is sent as it is."""
@@ -503,7 +507,9 @@ class Tensor(_message.Message):
     name: _builtins.str
     """Name, unique in the run; 1 to 512 bytes of UTF-8. Any string is legal: tensor names never become paths."""
     dtype: _builtins.str
-    """The learner's own element type, for exports ("float32", "bfloat16", "float16"). Exchange is always in float32."""
+    """The learner's own element type, for exports: "float32", "bfloat16", "float16" or "float64". Weights travel as
+    float32 whatever it is.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Dimensions; empty for a scalar. Every dimension is at least 1: a client leaves out tensors without elements."""
@@ -538,8 +544,8 @@ class UntrainedTensor(_message.Message):
     dtype: _builtins.str
     """Element type, as the creator's framework calls it, for example "bfloat16" or "uint8"."""
     digest: _builtins.bytes
-    """Values digest (protos/FORMAT.md, section 7). Empty: the values are not compared, since each learner has its own, as
-    of a buffer.
+    """Values digest (protos/FORMAT.md, section 7). Empty for a tensor
+    whose values are not compared, such as a buffer, because each learner has its own.
     """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -591,8 +597,8 @@ Global___Fragment: _TypeAlias = Fragment  # noqa: Y015
 
 @_typing.final
 class OuterOptimizer(_message.Message):
-    """The outer optimizer. A merge stands for T = rho * (the round's length / H) rounds: 1 where every learner brings H
-    steps, 1/4 where one of four is merged alone. With d the merged delta of H steps and t = min(T, 1):
+    """The outer optimizer. A merge counts as T = rho * L / H rounds, where L is the round's length: 1 if every learner
+    brings H steps, 1/4 if one learner of four is merged alone. With d the merged delta of H steps and t = min(T, 1):
       buffer <- momentum^t * buffer + (1 - momentum^t) / (1 - momentum) * d
       Theta  <- Theta - learning_rate * (T * d + t * momentum * buffer)
     """
@@ -605,8 +611,8 @@ class OuterOptimizer(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Which optimizer. A server MUST refuse a name that it does not know.
-    - "nesterov": as above.
-    - "leading-nesterov" (default): published l of a round's momentum ahead, l = min(1, 1.5 - t), that is
+    - "nesterov": the equations above.
+    - "leading-nesterov" (default): publishes weights that are l of a round's momentum ahead, l = min(1, 1.5 - t):
       Theta <- Theta - learning_rate * ((T + t * l * momentum) * d + t * momentum * (1 - l * (1 - momentum)) * buffer).
     """
     learning_rate: _builtins.float
@@ -633,7 +639,7 @@ Global___OuterOptimizer: _TypeAlias = OuterOptimizer  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):
-    """How a run's rounds open, wait, close and merge. Every field has a default, taken where the field is absent."""
+    """How a run's rounds open, wait, close and merge. A field that is absent has its default."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -680,53 +686,57 @@ class Policy(_message.Message):
     inner_step_count: _builtins.int
     """H: inner steps between two contributions of a learner to one fragment; 1 to 1,000,000. Default 24."""
     delay_step_count: _builtins.int
-    """tau: inner steps after which a learner wants the answer; bounds the grace window. Default half of H."""
+    """tau: inner steps within which a learner wants the answer to its delta. It bounds the grace window. Default: half
+    of H.
+    """
     quorum_count: _builtins.int
-    """K: contributions without which a round does not close. Default 1."""
+    """K: the least number of contributions with which a round closes; 1 to 10,000. Default 1."""
     grace_factor: _builtins.float
-    """gamma: share of the slack that the grace window may use; 0 (no grace) to below 1. Default 0.5."""
+    """gamma: the share of the slack that the grace window may use; 0 (no grace) to 0.999. Default 0.5."""
     merge: Global___MergeRule.ValueType
     """Merge rule of fragments that `merge_by_fragment` does not name. Default RDA."""
     max_staleness: _builtins.int
-    """A delta's weight is multiplied by (1 + k)^-0.5, where k is the number of rounds that its fragment went on since the
-    delta's base: rho times length of each, summed, over H, to the nearest whole number. One with a larger k than this
-    expires. Default 8.
+    """A delta's weight is multiplied by (1 + k)^-0.5, where k is its staleness in rounds: the sum of rho times length of
+    its fragment's rounds since its base, divided by H and rounded to a whole number. A delta with a larger k than this
+    field expires. 0 to 10^6; default 8.
     """
     weight_cap: _builtins.float
-    """A delta weighs as much as the tokens that it holds; tokens of more than this many times H steps do not count. With
-    two others or more, a learner counts in a round for at most this many times the median of what the others bring, or
-    brought last. Default 2.
+    """c: a delta's weight is its number of tokens, capped at the tokens of c times H steps. A learner's weight in a round
+    is capped at c times the median weight of the other learners, if there are two or more of them. A learner's weight
+    for the median is the larger of its current and its previous contribution. 1 to 1000; default 2.
     """
     quarantine_ratio: _builtins.float
-    """A delta whose norm a step, over at least H steps, is more than this many times what its peers' deltas lead to
-    expect, and this many times the largest that its own learner had, is quarantined; where only one of the two is
-    known, it decides. What is more than twice as long as the peers lead to expect counts less. 0: neither. Default
-    1000.
+    """r: a delta is quarantined if its norm a step is more than r times the norm that its peers' deltas predict, and more
+    than r times the largest of its own learner's earlier deltas. If only one of these is known, it decides alone. A
+    delta of fewer than H steps counts as one of H steps. A delta that is more than twice as long as its peers predict
+    is scaled down. 0 turns both off; else above 1. Default 1000.
     """
     snapshot_ratio: _builtins.float
-    """A snapshot is written when the updates since the last weigh this many times one snapshot, or are 512. Default 1."""
+    """The syncer writes a snapshot when the updates since the last one have this many times a snapshot's bytes, or when
+    there are 512 of them. Default 1.
+    """
     planned_step_count: _builtins.int
-    """Inner steps of the run, as VersionCommitted.run_step_count counts its progress, after which it is meant to end; 0
-    to 10^12. Over the last eight rounds before it, or over the last eighth of a shorter run, outer momentum falls
-    linearly to 0, unless its schedule is constant. It ends nothing: a run that goes on goes on without momentum. 0
+    """Inner steps after which the run is meant to end, as VersionCommitted.run_step_count counts them; 0 to 10^12. Outer
+    momentum falls linearly to 0 over the last eight rounds, or over the last eighth of a shorter run, unless its
+    schedule is constant. The run does not end by itself: after this many steps it continues without momentum. 0
     (default): not known.
     """
     kept_version_count: _builtins.int
-    """What collections keep. Of each fragment this many of the newest versions stay whole, so
-    that they can be replayed: weights, outer state and the deltas that went into them. 1 to 10^6; default 8.
+    """Collections keep this many of the newest versions of each fragment whole, so that they can be replayed: weights,
+    outer state and the deltas that were merged into them. 1 to 10^6; default 8.
     """
     kept_hours: _builtins.float
-    """The weights of every version stay that was a fragment's newest within this many hours before the run's newest
-    version; 0 to 10^6. Default 1. Syncers count the hours in which the run is served by their monotonic clocks, so a
-    wrong calendar clock takes nothing away.
+    """Collections also keep the weights of every version that was its fragment's newest within this many hours before the
+    run's newest version; 0 to 10^6. Default 1. Hours are those in which the run is served, by the syncers' monotonic
+    clocks, so a wrong calendar clock removes nothing.
     """
     kept_day_count: _builtins.int
-    """And beyond these the weights of the last version of each 24 such hours with a version, for this many of them; 0 to
-    10^5. Default 30.
+    """Beyond these hours, collections keep the weights of the last version of each day that has one, for this many days
+    of 24 such hours; 0 to 10^5. Default 30.
     """
     enrols_by_run: _builtins.bool
-    """True: of the learners that the server knows by certificate, only those attach and push whose certificate names
-    this run; PERMISSION_DENIED for the others. Default false.
+    """True: a learner whose certificate does not name this run is refused with PERMISSION_DENIED when it attaches or
+    pushes. Has no effect on a server without certificates. Default false.
     """
     @_builtins.property
     def outer(self) -> Global___OuterOptimizer:
@@ -738,21 +748,21 @@ class Policy(_message.Message):
 
     @_builtins.property
     def delta_encoding(self) -> Global___Encoding:
-        """How learners encode deltas. Default int4, blocks of 256, float32 vectors, zstd."""
+        """How learners encode deltas. Default: int4 in blocks of 256, float32 vectors, zstd."""
 
     @_builtins.property
     def update_encoding(self) -> Global___Encoding:
-        """How the syncer encodes updates. Default as for deltas."""
+        """How the syncer encodes updates. Default: the same as for deltas."""
 
     @_builtins.property
     def lease_term(self) -> _duration_pb2.Duration:
-        """Time after its last report at which a learner is no longer expected. Default 15 s."""
+        """Rounds wait for a learner for this long after its last report; 0.1 s to a day. Default 15 s."""
 
     @_builtins.property
     def pinned_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Log positions of which the weights of every fragment stay for ever, for roll-backs and exports. In SetPolicy each
-        is added to those that there are, and the negative of a position takes its pin away; VERSION_NOT_FOUND if the
-        weights of the position are not there any more.
+        """Log positions whose weights are kept for ever, for roll-backs and exports. SetPolicy adds each position to those
+        that are pinned already, and removes the pin of a position that is given as a negative number. SetPolicy is refused
+        with VERSION_NOT_FOUND if the weights of a position are gone.
         """
 
     def __init__(
@@ -888,14 +898,14 @@ class Run(_message.Message):
     name: _builtins.str
     """Its name."""
     uid: _builtins.str
-    """Its uid; a run of the same name that is created after this one was deleted has another."""
+    """Its uid. A later run of the same name has another uid."""
     status: Global___RunStatus.ValueType
-    """Its life."""
+    """Where it is in its life."""
     position: _builtins.int
     """Log position that this answer reflects."""
     packed_layout: _builtins.bytes
-    """In place of `tensors`, `fragments` and `untrained`, which are then empty: the three of a model whose Layout has
-    more than 1 MiB, such as one of many experts. zlib's format (RFC 1950) of a serialized Layout of at most 64 MiB.
+    """Replaces `tensors`, `fragments` and `untrained` where these three have more than 1 MiB as a Layout, for example in
+    a model of many experts. It is a serialized Layout of at most 64 MiB in zlib's format (RFC 1950).
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
@@ -911,19 +921,19 @@ class Run(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
-        """The newest version of every fragment at `position`, in plan order. A fragment of a draft whose initial weights are
-        not there yet is left out.
+        """The newest version of every fragment at `position`, in plan order, without the fragments of a draft that have no
+        initial weights yet.
         """
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
-        """When it was created, by the creating replica's clock; for people, never for decisions."""
+        """When it was created, by the creating replica's clock. For people; a client MUST NOT decide anything by it."""
 
     @_builtins.property
     def untrained(self) -> _containers.RepeatedCompositeFieldContainer[Global___UntrainedTensor]:
-        """What its creator said of the rest of the model; empty: nothing is known of it. A learner SHOULD NOT train where its
-        own tensors of these names have other shapes, types or digests, unless a person allows it: quantised bases differ
-        on purpose.
+        """The rest of the model, as its creator has it; empty: not known. A learner whose own tensors of these names have
+        other shapes, types or digests SHOULD NOT train unless a person allows it, as for quantised bases, which differ on
+        purpose.
         """
 
     def __init__(
@@ -1008,15 +1018,13 @@ class DeltaFate(_message.Message):
     fate: Global___Fate.ValueType
     """What became of it."""
     version: _builtins.int
-    """The version that it went into, for FATE_MERGED."""
+    """The version that it was merged into, for FATE_MERGED."""
     reason: _builtins.str
-    """Why, in lower case, for fates other than pending and merged."""
+    """Why, in lower case, unless the fate is pending or merged."""
     staleness: _builtins.int
-    """Staleness with which it was merged: versions of its fragment that were made after its base and before the one that
-    it went into.
-    """
+    """For FATE_MERGED: the number of versions of its fragment between its base and the version that it was merged into."""
     weight_share: _builtins.float
-    """Its share of the round's weight, 0 to 1, for FATE_MERGED."""
+    """For FATE_MERGED: its share of the round's weight, 0 to 1."""
     def __init__(
         self,
         *,
@@ -1066,25 +1074,25 @@ class LearnerReport(_message.Message):
     received_bytes: _builtins.int
     """Bytes received in snapshots and updates, as they travel."""
     is_flushing: _builtins.bool
-    """True while the learner trains no more and sends its last work. A round with a delta of it opens at once, since its
-    later steps can't be sent before that delta is merged.
+    """True while the learner has stopped training and sends its last work. A round with a delta of such a learner opens
+    at once, because the learner sends its later steps only when that delta is merged.
     """
     unsent_step_count: _builtins.int
-    """Inner steps that are in no acknowledged delta, of the fragment that has most of them. It grows while the learner
-    trains and its work is not taken.
+    """Inner steps that are in no acknowledged delta, in the fragment that has most of them. The number grows while the
+    learner trains and the run does not take its work.
     """
     problem: _builtins.str
-    """Why the learner's last call failed, as a reason without ERROR_REASON_ or one of the client's own; empty once a
-    delta was acknowledged since. At most 64 of the characters A-Z 0-9 _.
-    It is also what became of the last delta of a fragment, such as QUARANTINED, until one of the fragment is merged.
+    """Why the learner's last call failed: an ErrorReason without its prefix, or a reason of the client's own. Or the fate
+    of a fragment's last delta, such as QUARANTINED, until a delta of the fragment is merged. Empty once a later delta
+    is acknowledged. At most 64 characters of A-Z 0-9 _.
     """
     dropped_step_count: _builtins.int
-    """Inner steps whose work was dropped, since a delta of it was quarantined or was not finite: of the fragment that has
-    most of them.
+    """Inner steps whose work is lost because their delta was quarantined or not finite, in the fragment that has most of
+    them.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
-        """Moving average of an inner step's time; 0 or absent: not known. At most a year."""
+        """Moving average of the time of an inner step, at most a year. 0 or absent: not known."""
 
     @_builtins.property
     def adopted(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
@@ -1092,7 +1100,7 @@ class LearnerReport(_message.Message):
 
     @_builtins.property
     def stall_time(self) -> _duration_pb2.Duration:
-        """Longest pause that synchronisation caused in one training step since the last report. At most a year."""
+        """The longest time that synchronisation took of one training step since the last report; at most a year."""
 
     def __init__(
         self,
@@ -1122,7 +1130,7 @@ Global___LearnerReport: _TypeAlias = LearnerReport  # noqa: Y015
 
 @_typing.final
 class FateCount(_message.Message):
-    """How many deltas of a learner had a fate."""
+    """How many deltas of a learner met one fate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1168,12 +1176,12 @@ class LearnerStatus(_message.Message):
     region: _builtins.str
     """Its region, for people."""
     is_live: _builtins.bool
-    """True while its lease lives in the answering replica's view."""
+    """True while its lease is valid, as far as the answering replica knows."""
     is_participating: _builtins.bool
-    """True where it contributed to one of the last closes of any fragment: a live learner need not be participating."""
+    """True if it contributed to one of the last closed rounds of any fragment. A live learner may not be participating."""
     has_left: _builtins.bool
-    """True where it has left for good, as its own last message said; false again once it attaches anew. A learner that is
-    neither live nor has left was lost: its lease ran out.
+    """True if its last message was `leave`; false again once it attaches. A learner that is not live and has not left is
+    lost: its lease ran out.
     """
     @_builtins.property
     def report(self) -> Global___LearnerReport:
@@ -1181,7 +1189,7 @@ class LearnerStatus(_message.Message):
 
     @_builtins.property
     def fates(self) -> _containers.RepeatedCompositeFieldContainer[Global___FateCount]:
-        """What became of its deltas, but those that are pending."""
+        """The fates of its deltas, without those that are pending."""
 
     def __init__(
         self,
@@ -1222,17 +1230,17 @@ class Event(_message.Message):
     LEARNER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """Log position that this event reflects. An observer that resumes passes the highest it has seen. The events of one
-    log entry share its position: an observer that was cut off and wants to miss none of them passes one less, and
-    ignores those that it has had.
+    """Log position that this event reflects. An observer resumes by passing the highest position that it has seen. All
+    events of one log entry have its position, so an observer that was cut off between them passes one less, and
+    ignores the events that it already has.
     """
     status_changed: Global___RunStatus.ValueType
     """The run's status changed."""
     @_builtins.property
     def round_opened(self) -> Global___RoundOpened:
-        """A round has begun to gather. Where rounds wait (quorum_count above 1, or grace_factor above 0) learners SHOULD
-        contribute what they have at their next step boundary. Where rounds close immediately a learner SHOULD NOT act on
-        it: its delta would come too late.
+        """A round has opened. Where rounds wait (quorum_count above 1, or grace_factor above 0), learners SHOULD contribute
+        what they have at their next step boundary. Where rounds close at once, learners SHOULD NOT, because their deltas
+        would come too late.
         """
 
     @_builtins.property
@@ -1241,7 +1249,7 @@ class Event(_message.Message):
 
     @_builtins.property
     def round_closed(self) -> Global___RoundClosed:
-        """A round's set of deltas was fixed; the merge is under way. Sent to observers only."""
+        """A round closed: its set of deltas is fixed, and the merge is under way. Sent to observers only."""
 
     @_builtins.property
     def version_committed(self) -> Global___VersionCommitted:
@@ -1265,8 +1273,8 @@ class Event(_message.Message):
 
     @_builtins.property
     def draining(self) -> Global___Draining:
-        """This replica is going away, and ends the stream with DRAINING next: finish what is in flight, attach elsewhere.
-        Nothing is lost.
+        """This replica is about to stop, and ends the stream with DRAINING. The client SHOULD finish the calls that are in
+        flight and attach to another replica. Nothing is lost.
         """
 
     def __init__(
@@ -1335,10 +1343,10 @@ class RoundClosed(_message.Message):
     version: _builtins.int
     """The version that the round makes."""
     attempt: _builtins.int
-    """0 at first; one more each time a set that could not be read was closed again."""
+    """0; it grows by one each time that the round closes again because a delta of its set can't be read."""
     @_builtins.property
     def delta_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The deltas in the set. Empty: no delta is left, and the round is void."""
+        """The deltas in the set. Empty: no delta is left, and the round makes no version."""
 
     def __init__(
         self,
@@ -1370,14 +1378,15 @@ class VersionCommitted(_message.Message):
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
-    """rho: share of the expected weight that took part, damped where it was stale; above 0 and at most 1."""
+    """rho: the share of the expected weight that took part, less for stale deltas; above 0 and at most 1."""
     run_step_count: _builtins.float
-    """The run's progress in inner steps: of every round rho times its length, summed; the mean over fragments. A round's
-    length L is the median of its deltas' steps weighted by tokens, at most H. After an outage of all learners it is
-    the shortest delta's steps: where all have more than H, rho is at least 0.75, and the run went on by less than
-    H / 2 beyond the last merged work of each, which is the progress of that delta's base plus its steps, at most the
-    progress of the version that it went into. Learning-rate schedules SHOULD follow it (and a learner's own steps
-    since), so that all learners are at the same place.
+    """The run's progress in inner steps: the sum of rho times length over a fragment's rounds, as the mean over
+    fragments. A round's length L is the median of its deltas' steps, weighted by tokens, and at most H. After an
+    outage of all learners it is the steps of the shortest delta. An outage is assumed if every delta has more than H
+    steps, rho is at least 0.75, and the run's progress is less than H / 2 beyond the last merged work of each learner,
+    which is the progress of that work's base plus its steps, but at most the progress of the version that it was
+    merged into. Learning-rate schedules SHOULD follow this number plus a learner's own steps since, so that all
+    learners are at the same point of the schedule.
     """
     @_builtins.property
     def version(self) -> Global___FragmentVersion:

@@ -9,13 +9,13 @@ Words used throughout
   version   0, 1, 2 ... of one fragment; 0 is the initial weights.
   learner   a process, or a cluster, that trains by itself and exchanges deltas.
   session   one process of a learner, across its re-attachments; the newest of a learner id fences the older ones.
-  delta     the weights that adoption loaded into a learner's model minus its weights now, for one fragment.
-  update    what takes version v-1 of a fragment to v: Theta_v = Theta_(v-1) - decode(update).
+  delta     the weights that a learner adopted minus its weights now, for one fragment.
+  update    what changes version v-1 of a fragment to version v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.
 
 Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
-Digests have 32 bytes; protos/FORMAT.md specifies how each is computed.
+Digests are BLAKE3 and have 32 bytes; protos/FORMAT.md specifies how each is computed.
 
 MUST, SHOULD and MAY bind the party that the sentence names: the client or the server.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
+from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
@@ -25,6 +26,7 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import Outcome, RunState
 
 SETTLED_S = 1000.0
+THREE = ("eu", "us", "ap")
 
 
 class RoundWorld:
@@ -119,3 +121,14 @@ class RoundWorld:
 def view(*learners: str, step_time_s: float = 0.1, step_count: int = 24, age_s: float = SETTLED_S) -> MembershipView:
     """Returns a view in which these learners are live."""
     return MembershipView({name: LearnerView(True, step_count, step_time_s) for name in learners}, age_s)
+
+
+def closed(world: RoundWorld, *live: str, engine: RoundEngine | None = None) -> ClosedItem:
+    """Returns the close that the engine comes to once any grace is over."""
+    engine = engine or RoundEngine()
+    decisions = engine.decide(world.state, view(*live), 0.0)
+    if not decisions.items:
+        decisions = engine.decide(world.state, view(*live), 1e6)
+    (item,) = decisions.items
+    assert isinstance(item, ClosedItem)
+    return item

@@ -1,10 +1,15 @@
-"""What one learner claims or sends can't take over a run, stop it or have the others refused."""
+"""What a close records: members, weights, length and participation, and which deltas it refuses."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from skerry.wire.policy import Policy
+from skerry_syncer.rounds.closing import references
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
@@ -12,47 +17,332 @@ from skerry_syncer.store.log.entries import (
     Fate,
     FateItem,
     LeftItem,
-    SessionItem,
 )
-from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, view
+from skerry_syncer.store.log.state import RunState
+from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, closed, view
+
+
+@pytest.mark.parametrize(("steps", "weight"), [(0, 0.0), (12, 0.25), (24, 1.0), (48, 1.0)])
+def test_a_newcomer_counts_with_what_its_reported_steps_would_bring(steps: int, weight: float) -> None:
+    world = RoundWorld("eu", "new")
+    world.accept("eu")
+    seen = MembershipView({"eu": LearnerView(True, 24, 0.1), "new": LearnerView(True, steps, 0.1)}, 1000.0)
+    engine = RoundEngine()
+    engine.decide(world.state, seen, 0.0)
+    (item,) = engine.decide(world.state, seen, 1e6).items
+    assert isinstance(item, ClosedItem)
+    assert item.participation == pytest.approx(1 / (1 + weight))
+
+
+def test_weights_are_tokens_with_a_cap() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", steps=24, tokens=2400)
+    world.accept("us", steps=96, tokens=9600)  # counts as 48 steps, twice H
+    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
+    assert isinstance(item, ClosedItem)
+    assert [member.weight for member in item.members] == [2400, 4800]
+
+
+def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
+    world = RoundWorld("eu", "us")
+    for _ in range(3):
+        world.accept("eu")
+        world.close_and_commit(closed(world, "eu"))
+    world.append(LeftItem("eu", "session-eu"))
+    world.accept("us", base=0)
+    item = closed(world, "us")
+    assert item.members[0].staleness == 3
+    assert item.members[0].weight == pytest.approx(2400 / 2)  # (1 + 3)^-0.5
+    assert item.participation == pytest.approx(0.5)
+
+
+def test_a_version_that_only_some_made_makes_nobodys_answer_stale() -> None:
+    """Of four that are merged one by one, each makes a version: a quarter of a round, while deltas are on their way."""
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    for learner in ("a1", "a2"):
+        world.accept(learner)
+        world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
+    world.accept("a3", base=1)
+    item = closed(world, "a1", "a2", "a3", "a4")
+    assert item.members[0].staleness == 1
+    assert item.members[0].weight == 2400
+    assert item.participation == pytest.approx(0.25)
+
+
+def test_a_round_that_few_take_part_in_is_scaled_by_their_share() -> None:
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    world.accept("a1")
+    assert closed(world, "a1", "a2", "a3", "a4").participation == pytest.approx(0.25)
+
+
+def test_an_outlier_is_quarantined_by_name_and_the_rest_is_merged() -> None:
+    world = RoundWorld("eu", "us", "ap")
+    good = [world.accept("eu"), world.accept("us", norm=2.0)]
+    bad = world.accept("ap", norm=1e4)
+    close = closed(world, "eu", "us", "ap")
+    assert [member.delta for member in close.members] == good
+    assert [(one.delta, one.fate) for one in close.decided] == [(bad, Fate.QUARANTINED)]
+
+
+def test_what_comes_again_as_large_from_a_learner_alone_is_training() -> None:
+    """Nobody else bears it out, and the same steps from the same weights lead there for ever."""
+    world = RoundWorld("eu")
+    world.accept("eu")
+    world.close_and_commit(closed(world, "eu"))
+    for norm in (1e4, 1e8):  # the second is as far from the first as that from what was merged
+        world.accept("eu", norm=norm)
+        (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
+        assert isinstance(item, FateItem)
+        world.append(item)
+    world.accept("eu", norm=3e7)
+    assert len(closed(world, "eu").members) == 1
+
+
+def cosine(step: int, step_count: int) -> float:
+    """Returns a rate that warms up over a tenth of the steps and falls to 0 at their end."""
+    warm_up = step_count // 10
+    if step < warm_up:
+        return step / warm_up
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / (step_count - warm_up))))
+
+
+def restarts(step: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * (step % 240 + 0.5) / 240))
+
+
+class Training(NamedTuple):
+    """How a learner trains: a delta's norm is the sum of the rates of its steps, as under Adam."""
+
+    rate: Callable[[int], float]  # of its own step
+    begin: int = 0
+    step_count: int = 600  # after which it leaves
+    slowness: int = 1
+
+
+def usual(step: int) -> float:
+    return cosine(step, 600)
+
+
+IN_FULL = {
+    "schedules that end at 0 at different times": [Training(usual), Training(usual), Training(usual, slowness=3)],
+    "schedules that end at 0, and go on there": [
+        Training(usual, step_count=1800),
+        Training(usual, step_count=1800),
+        Training(usual, slowness=3),
+    ],
+    "warm restarts": [Training(restarts), Training(restarts), Training(restarts, slowness=3)],
+    "warm restarts after everybody else left": [
+        Training(restarts, step_count=240),
+        Training(restarts, step_count=1200),
+    ],
+    "a late joiner at full rate": [
+        Training(usual),
+        Training(usual),
+        Training(lambda _: 1.0, begin=560, step_count=300),
+    ],
+    "a late joiner that warms up in no time": [
+        Training(lambda step: min(1, step / 400)),
+        Training(lambda step: min(1, step / 400)),
+        Training(lambda _: 1.0, begin=480, step_count=300),
+    ],
+    "one fine-tuner among others": [Training(usual), Training(usual), Training(lambda _: 0.001)],
+}
+
+CLIPPED = {
+    "a tenfold rate": [Training(usual), Training(usual), Training(lambda step: 10 * usual(step))],
+    "a rate that becomes tenfold": [
+        Training(usual),
+        Training(usual),
+        Training(lambda step: (10 if step > 300 else 1) * usual(step)),
+    ],
+    "fine-tuning beside pre-training": [
+        Training(lambda _: 0.01, step_count=900),
+        Training(lambda _: 0.01, step_count=900),
+        Training(usual),
+    ],
+}
+
+
+def trained(trainings: list[Training]) -> tuple[RunState, float]:
+    """Returns a run of these learners, and by how many times a delta exceeded what its peers did, at most."""
+    names = [f"learner-{index}" for index in range(len(trainings))]
+    world = RoundWorld(*names)
+    working = dict(zip(names, trainings, strict=True))
+    steps, sent, largest = dict.fromkeys(names, 0), dict.fromkeys(names, 0), 0.0
+    for now in range(1, 2000):
+        for name, training in working.items():
+            steps[name] += now > training.begin and now % training.slowness == 0
+        left = [name for name, training in working.items() if steps[name] == training.step_count]
+        if not left and all(steps[name] < sent[name] + 24 for name in names):
+            continue
+        for name in [name for name in names if steps[name] > sent[name]]:
+            norm = math.fsum(map(working[name].rate, range(sent[name], steps[name])))
+            world.accept(name, steps=steps[name] - sent[name], last_step=steps[name], norm=norm)
+        sent = steps.copy()
+        fragment = world.state.fragments["a"]
+        items = [delta.item for delta in fragment.pending.values()]
+        for item, (usual_norm,) in zip(items, references(world.state, fragment, items), strict=True):
+            largest = max(largest, item.norm_a_step / usual_norm)
+        view = {name: LearnerView(True, steps[name], 0.1, is_flushing=name in left) for name in working}
+        engine, members = RoundEngine(), MembershipView(view, SETTLED_S)
+        decisions = [engine.decide(world.state, members, now_s).items for now_s in (0.0, 1e6)]
+        close = next(decided[0] for decided in decisions if decided)
+        world.append(close)
+        if isinstance(close, ClosedItem):
+            world.commit()
+        for name in left:
+            world.append(LeftItem(name, f"session-{name}"))
+            del working[name]
+    assert not working
+    return world.state, largest
+
+
+@pytest.mark.parametrize("trainings", (IN_FULL | CLIPPED).values(), ids=IN_FULL | CLIPPED)
+def test_no_delta_of_an_honest_learner_is_refused(trainings: list[Training]) -> None:
+    state, _ = trained(trainings)
+    assert {delta.reason for delta in state.deltas.values() if delta.fate is not Fate.MERGED} == set()
+
+
+@pytest.mark.parametrize("trainings", IN_FULL.values(), ids=IN_FULL)
+def test_the_work_of_learners_whose_rates_fall_at_other_times_counts_in_full(trainings: list[Training]) -> None:
+    _, largest = trained(trainings)
+    assert largest < 2.0
+
+
+def test_weights_of_long_ago_and_rates_100_times_too_high_count_for_little_after_the_others_rates_have_fallen() -> None:
+    for rate in (lambda _: 1.0, lambda step: 100 * usual(step)):
+        world = RoundWorld(*"abc")
+        for step in range(24, 601, 24):
+            for name in "abc":
+                own = rate if name == "c" else usual
+                norm = math.fsum(map(own, range(step - 24, step)))
+                world.accept(name, last_step=step, norm=norm)
+            fragment = world.state.fragments["a"]
+            items = [delta.item for delta in fragment.pending.values()]
+            ratios = [
+                item.norm_a_step / norm
+                for item, (norm,) in zip(items, references(world.state, fragment, items), strict=True)
+            ]
+            world.close_and_commit(closed(world, *"abc"))
+        assert ratios[2] > 20
+        assert max(ratios[:2]) <= 1
+
+
+def test_a_runs_progress_counts_joint_rounds_once_and_lone_ones_by_their_share() -> None:
+    joint = RoundWorld("eu", "us")
+    joint.accept("eu", steps=24)
+    joint.accept("us", steps=8)
+    joint.close_and_commit(closed(joint, "eu", "us"))
+    assert joint.state.step_count == 24
+
+    apart = RoundWorld("eu", "us")
+    for learner in ("eu", "us"):
+        apart.accept(learner, steps=24)
+        apart.close_and_commit(closed(apart, "eu", "us"))
+    assert apart.state.step_count == pytest.approx(24)
+
+
+def test_a_round_is_as_long_as_the_delta_that_holds_its_median_token() -> None:
+    """A third learner, three times as fast with a quarter of the batch, leaves the run's clock as it is."""
+    world = RoundWorld("a1", "a2", "fast")
+    world.accept("a1", steps=8, tokens=800)
+    world.accept("a2", steps=8, tokens=800)
+    world.accept("fast", steps=24, tokens=600)
+    world.close_and_commit(closed(world, "a1", "a2", "fast"))
+    assert world.state.step_count == 8
+
+
+def test_an_outage_of_everybody_takes_the_run_as_far_as_they_trained() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", steps=1000)
+    world.accept("us", steps=900)
+    world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 900
+
+
+def test_rounds_that_last_longer_than_h_for_everybody_count_in_full() -> None:
+    """A syncer slower than H steps holds up all, and each time anew."""
+    world = RoundWorld("eu", "us")
+    for _ in range(3):
+        world.accept("eu", steps=60)
+        world.accept("us", steps=60)
+        world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 180
+
+
+def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> None:
+    world = RoundWorld("eu", "late")
+    for base in (0, None, None, 1):  # of the late one's delta
+        world.accept("eu")
+        if base is not None:
+            world.accept("late", base=base)
+        world.close_and_commit(closed(world, "eu"))
+    world.append(LeftItem("eu", "session-eu"))
+    before = world.state.step_count
+    world.accept("late", steps=68)
+    assert world.close_and_commit(closed(world, "late")).participation == 1.0
+    assert world.state.step_count - before == pytest.approx(24)
+
+
+def test_one_learner_that_returns_takes_the_run_no_further_than_a_round() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu", steps=200)
+    world.accept("us", steps=24)
+    world.close_and_commit(closed(world, "eu", "us"))
+    assert world.state.step_count == 24
+
+
+def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease_says() -> None:
+    world = RoundWorld("eu", "us")
+    shares = []
+    for number in range(6):
+        world.accept("eu")
+        if number == 0:
+            world.accept("us")
+        shares.append(world.close_and_commit(closed(world, "eu", "us")).participation)
+    assert shares == pytest.approx([1.0, 0.5, 0.5, 0.5, 1.0, 1.0])
+
+
+def test_learners_one_contributor_in_turn_each_count_their_share() -> None:
+    world = RoundWorld("a1", "a2", "a3", "a4")
+    for _ in range(3):
+        for learner in ("a1", "a2", "a3", "a4"):
+            world.accept(learner)
+            close = world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
+            assert close.participation == pytest.approx(0.25)
+    assert world.state.step_count == pytest.approx(3 * 24)
+
+
+def test_a_newcomer_is_expected_to_bring_what_the_others_do() -> None:
+    world = RoundWorld("eu", "new")
+    world.accept("eu")
+    assert closed(world, "eu", "new").participation == pytest.approx(1 / 2)
+
 
 MOST = 2**32
-THREE = ("eu", "us", "ap")
-
-
-def round_of(world: RoundWorld, *live: str) -> ClosedItem:
-    """Returns the close that an engine comes to once any grace is over."""
-    engine = RoundEngine()
-    for now_s in (0.0, 1e6):
-        items = engine.decide(world.state, view(*live), now_s).items
-        if items:
-            break
-    (item,) = items
-    assert isinstance(item, ClosedItem)
-    return item
 
 
 def joint(world: RoundWorld, *, steps: int = 24, tokens: int | None = None) -> ClosedItem:
-    """Closes and commits a round of three, of which the last one lies."""
+    """Closes and commits a round of three, of which the last one counts wrongly."""
     world.accept("eu")
     world.accept("us")
     world.accept("ap", steps=steps, tokens=tokens, last_step=MOST)
-    return world.close_and_commit(round_of(world, *THREE))
+    return world.close_and_commit(closed(world, *THREE))
 
 
-def test_tokens_that_nobody_else_has_make_no_majority() -> None:
+def test_a_thousandfold_token_count_weighs_twice_the_median() -> None:
     world = RoundWorld(*THREE)
     close = joint(world, tokens=24 * MOST)
     weights = [member.weight for member in close.members]
     assert weights == [2400, 2400, pytest.approx(2 * 2400)]
 
 
-def test_who_claimed_such_tokens_does_not_stop_the_rounds_that_it_misses() -> None:
+def test_a_learner_that_counted_too_many_tokens_does_not_stop_the_rounds_that_it_misses() -> None:
     world = RoundWorld(*THREE)
     joint(world, tokens=24 * MOST)
     world.accept("eu")
     world.accept("us")
-    assert round_of(world, *THREE).participation == pytest.approx(2 / 4)
+    assert closed(world, *THREE).participation == pytest.approx(2 / 4)
 
 
 def test_several_deltas_of_one_learner_together_count_for_no_more() -> None:
@@ -60,12 +350,12 @@ def test_several_deltas_of_one_learner_together_count_for_no_more() -> None:
     for _ in range(2):
         world.accept("eu")
         world.accept("us")
-        world.close_and_commit(round_of(world, *THREE))
+        world.close_and_commit(closed(world, *THREE))
     world.accept("eu")
     world.accept("us")
     for base in (0, 1, 2):
         world.accept("ap", base=base)
-    close = round_of(world, *THREE)
+    close = closed(world, *THREE)
     assert sum(member.weight for member in close.members[2:]) <= 2 * 2400 + 1e-6
 
 
@@ -73,7 +363,7 @@ def test_an_unequal_learner_of_two_keeps_its_weight() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu", tokens=24 * 100)
     world.accept("us", tokens=24 * 5)
-    assert [member.weight for member in round_of(world, "eu", "us").members] == [2400, 120]
+    assert [member.weight for member in closed(world, "eu", "us").members] == [2400, 120]
 
 
 def test_many_claimed_steps_neither_lengthen_the_round_nor_have_honest_deltas_refused() -> None:
@@ -92,21 +382,21 @@ def test_a_norm_is_judged_by_the_step_that_would_be_taken() -> None:
     world.accept("eu")
     world.accept("us", steps=2, norm=3.0)
     world.accept("ap", steps=480, norm=20.0, last_step=480)
-    assert world.close_and_commit(round_of(world, *THREE)).decided == ()
+    assert world.close_and_commit(closed(world, *THREE)).decided == ()
     world.accept("eu")
     world.accept("ap", last_step=504)
     huge = world.accept("us", steps=2, norm=5e5)
-    assert [one.delta for one in round_of(world, *THREE).decided] == [huge]
+    assert [one.delta for one in closed(world, *THREE).decided] == [huge]
 
 
 def test_who_sends_next_to_nothing_has_nobody_refused() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")
-    world.close_and_commit(round_of(world, "eu", "us"))
+    world.close_and_commit(closed(world, "eu", "us"))
     for _ in range(3):
         world.accept("eu")
         world.accept("us", norm=1e-9)
-        assert world.close_and_commit(round_of(world, "eu", "us")).decided == ()
+        assert world.close_and_commit(closed(world, "eu", "us")).decided == ()
 
 
 def test_a_quorum_of_all_goes_on_when_one_is_quarantined() -> None:
@@ -115,72 +405,6 @@ def test_a_quorum_of_all_goes_on_when_one_is_quarantined() -> None:
     world.accept("eu")
     world.accept("us")
     world.accept("ap", norm=1e6)
-    close = round_of(world, *THREE)
+    close = closed(world, *THREE)
     assert len(close.members) == 2
     assert [one.fate for one in close.decided] == [Fate.QUARANTINED]
-
-
-def test_to_attach_again_is_no_work() -> None:
-    """Ghosts that attach with ever new sessions, and report much, neither damp the others' steps nor are waited for."""
-    world = RoundWorld(*THREE)
-    joint(world)
-    ghosts = [f"ghost-{index}" for index in range(6)]
-    for turn in range(2):
-        for ghost in ghosts:
-            world.append(SessionItem(ghost, f"{ghost}-{turn}", "here"))
-    for learner in THREE:
-        world.accept(learner)
-    seen = view(*THREE, *ghosts, step_count=10_000)
-    (close,) = RoundEngine().decide(world.state, seen, 0.0).items
-    assert isinstance(close, ClosedItem)
-    assert close.participation == 1
-
-
-def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
-    """The same, with a session that leaves and comes back before each round."""
-    world = RoundWorld(*THREE, "ghost")
-    for _ in range(6):
-        world.append(LeftItem("ghost", "session-ghost"), SessionItem("ghost", "session-ghost", "here"))
-        for learner in THREE:
-            world.accept(learner)
-        items = RoundEngine().decide(world.state, view(*THREE, "ghost"), 0.0).items
-        close = world.close_and_commit(items[0] if items else round_of(world, *THREE))
-    assert items, "the last round waited for the ghost"
-    assert close.participation == 1
-
-
-def test_a_liar_that_claims_many_tokens_still_has_the_others_waited_for() -> None:
-    world = RoundWorld(*THREE)
-    for learner in THREE:
-        world.accept(learner, tokens=2**32 if learner == "ap" else None)
-    world.close_and_commit(round_of(world, *THREE))
-    world.accept("ap", tokens=2**32)
-    assert RoundEngine().decide(world.state, view(*THREE), 0.0).items == ()
-
-
-def test_who_contributed_and_comes_back_is_waited_for() -> None:
-    world = RoundWorld(*THREE)
-    joint(world)
-    for _ in range(2):
-        world.accept("eu")
-        world.accept("us")
-        world.close_and_commit(round_of(world, *THREE))
-    world.append(SessionItem("ap", "another-session", "here"))
-    world.accept("eu")
-    world.accept("us")
-    assert RoundEngine().decide(world.state, view(*THREE), 0.0).items == ()
-    assert RoundEngine().decide(world.state, view("eu", "us"), 0.0).items != ()
-
-
-def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
-    world, engine = RoundWorld(*THREE, policy=Policy(quorum_count=3)), RoundEngine()
-    true_s = {"eu": 1.0, "us": 1.0, "ap": 1e-9}
-    reported = MembershipView({name: LearnerView(True, 24, step_s) for name, step_s in true_s.items()}, SETTLED_S)
-    for turn in (1, 2):
-        for learner in THREE:
-            world.accept(learner, last_step=24 * turn)
-        (item,) = engine.decide(world.state, reported, 24.0 * turn).items
-        assert not isinstance(item, FateItem)
-        world.close_and_commit(item)
-        engine.decide(world.state, reported, 24.0 * turn)
-    assert engine.timing.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)

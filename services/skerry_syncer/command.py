@@ -143,6 +143,8 @@ def serve(
         if address is not None:
             _check_free(option, address)
     log_to_stderr(log_level)
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
     try:
         objects = open_objects(store_url, new=new_store, reserve=True)
     except StoreURLError as error:
@@ -156,7 +158,7 @@ def serve(
         metrics=metrics,
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
-        scratch_directory=_scratch_directory(scratch),
+        scratch_directory=scratch or Path(tempfile.gettempdir()),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with suppress(OSError, ValueError):  # a learner has several connections, and many shells allow 1024 files
@@ -205,13 +207,6 @@ def _check_free(option: str, address: str) -> None:
 def _unlistenable(error: ListenError, because: str | None = None) -> click.BadParameter:
     cause = f", because={because}" if because else ""
     return click.BadParameter(f"{error}{cause}. Is another syncer running there?", param_hint=error.option)
-
-
-def _scratch_directory(given: Path | None) -> Path:
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        return given
-    return Path(tempfile.gettempdir())
 
 
 async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:

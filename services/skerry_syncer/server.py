@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from skerry.net.retry import RetrySettings
 from skerry.net.tls import Tls
@@ -42,6 +42,7 @@ from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch, memory_share_bytes
 
 _LOG: Final = get_logger(__name__)
+_VERSION: Final = importlib.metadata.version("skerry")
 # Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
 _STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)
@@ -169,14 +170,17 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         settings=settings.host,
         metrics=metrics,
     )
-    metrics.begin(importlib.metadata.version("skerry"), host.budget)
+    metrics.begin(_VERSION, host.budget)
     has_roles = settings.tls is not None and settings.tls.ca is not None
     interceptor = Interceptor(
         metrics, has_roles=has_roles, has_open_health=settings.has_open_health, deny_list=settings.deny_list
     )
     server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
-    servicer = HealthServicer()
-    _add_services(server, host, servicer)
+    servicer = HealthServicer(("", *_SERVICES))
+    runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
+    exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
+    capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(CapabilitiesServicer(_VERSION), server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if settings.has_reflection:
         enable_reflection((*_SERVICES, health.SERVICE_NAME), server)
     try:
@@ -193,8 +197,6 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
             host.serving(),
         ):
             await server.start()
-            for name in ("", *_SERVICES):
-                servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
             try:
                 yield SyncerServer(server, host, servicer, port, metrics_url)
             finally:
@@ -221,28 +223,19 @@ async def _wait_for(objects: Objects, clock: Clock, entropy: Entropy) -> None:
 @asynccontextmanager
 async def _exposed(metrics: SyncerMetrics, address: str | None) -> AsyncIterator[str]:
     """Serves the metrics while the context lasts, and yields their URL; without an address it is empty."""
+    if address is None:
+        yield ""
+        return
     with ExitStack() as stack:
-        url = ""
-        if address is not None:
-            try:
-                url = stack.enter_context(exposed(OnLoop(metrics.registry), address))
-            except OSError as error:
-                raise ListenError("--metrics", address) from error
+        try:
+            url = stack.enter_context(exposed(OnLoop(metrics.registry), address))
+        except OSError as error:
+            raise ListenError("--metrics", address) from error
         yield url
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
-    options = [*_OPTIONS]
-    if settings.tls is not None:
-        options.append(("grpc.max_connection_age_ms", int(1e3 * settings.tls_connection_age_s)))
-        options.append(("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS))
-    return options
-
-
-def _add_services(server: grpc.aio.Server, host: RunHost, servicer: HealthServicer) -> None:
-    runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
-    exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
-    capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(
-        CapabilitiesServicer(importlib.metadata.version("skerry")), server
-    )
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if settings.tls is None:
+        return [*_OPTIONS]
+    age_ms = ("grpc.max_connection_age_ms", int(1e3 * settings.tls_connection_age_s))
+    return [*_OPTIONS, age_ms, ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS)]

@@ -8,19 +8,25 @@ from contextlib import contextmanager
 
 from skerry import Tls
 from skerry.net.loop_thread import LoopThread
+from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.server import ServerSettings, serving
 from skerry_syncer.store.objects.opening import open_objects
 
 
 @contextmanager
-def syncer(tls: Tls | None = None, host: str = "127.0.0.1", store_url: str = "memory://") -> Iterator[str]:
+def syncer(
+    tls: Tls | None = None,
+    host: str = "127.0.0.1",
+    store_url: str = "memory://",
+    deny_list: DenyList | None = None,
+) -> Iterator[str]:
     """Yields where a fresh syncer listens, an address of `host`; its store is empty unless `store_url` has one."""
     thread = LoopThread("syncer")
     stop = asyncio.Event()
     port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()
 
     async def serve() -> None:
-        settings = ServerSettings(listen=f"{host}:0", tls=tls)
+        settings = ServerSettings(listen=f"{host}:0", tls=tls, deny_list=deny_list)
         async with serving(open_objects(store_url), settings) as server:
             port.set_result(server.port)
             await stop.wait()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from skerry.runtime.addresses import client_address, split_targets
 
+if TYPE_CHECKING:
+    from cryptography.x509 import ExtensionType
+
+E = TypeVar("E", bound="ExtensionType")
 Insecure = Literal["insecure"]
 """In place of `Tls`: plaintext, also beyond loopback, where everybody on the way can read and change it."""
 
@@ -58,17 +62,10 @@ class Tls:
         Raises:
             ValueError: as `read`.
         """
-        cert = self.read().cert
-        if cert is None:
-            return ()
         from cryptography import x509
 
-        try:
-            extensions = x509.load_pem_x509_certificates(cert)[0].extensions
-            subject = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except x509.ExtensionNotFound:
-            return ()
-        return tuple(subject.get_values_for_type(x509.UniformResourceIdentifier))
+        subject = self._extension(x509.SubjectAlternativeName)
+        return () if subject is None else tuple(subject.get_values_for_type(x509.UniformResourceIdentifier))
 
     def is_for_server(self) -> bool:
         """Whether clients may take the certificate for a server's; it states no use, or this one among others.
@@ -76,18 +73,24 @@ class Tls:
         Raises:
             ValueError: as `read`.
         """
-        cert = self.read().cert
-        if cert is None:
-            return False
         from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
+        usages = self._extension(x509.ExtendedKeyUsage)
+        serving = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+        return self.cert is not None and (usages is None or not serving.isdisjoint(usages))
+
+    def _extension(self, kind: type[E]) -> E | None:
+        """Returns what the certificate says of a kind; None if it does not, or there is none."""
+        from cryptography import x509
+
+        cert = self.read().cert
+        if cert is None:
+            return None
         try:
-            extensions = x509.load_pem_x509_certificates(cert)[0].extensions
-            usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            return x509.load_pem_x509_certificates(cert)[0].extensions.get_extension_for_class(kind).value
         except x509.ExtensionNotFound:
-            return True
-        return not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}.isdisjoint(usages)
+            return None
 
     def _check(self, found: TlsFiles) -> None:
         # The import takes a tenth of a second, so it is done only where TLS is used.

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from skerry import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
+from skerry import ArrayLearner, RefusedError, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.tls import tls_for
+from skerry.runtime.clock import SystemClock
 from skerry.v1 import capabilities_pb2
+from skerry_syncer.access.deny_list import DenyList
 from tests.support.heard_logs import heard_logs
 from tests.support.made_keys import make_keys, replace_pair, tls_of
 from tests.support.quadratic import QUICK, Quadratic, train_until
@@ -112,6 +114,17 @@ def test_neither_a_program_nor_a_command_shows_what_grpc_logs(secured: str, tmp_
     error, advice = done.stderr.splitlines()
     assert error.startswith("error: the server's certificate does not come from an authority")
     assert advice.startswith("next: ")
+
+
+def test_a_learner_that_is_denied_hears_it_at_once(keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "denied").write_text("skerry://learner/us\n")
+    denied = DenyList(tmp_path / "denied", SystemClock())
+    with syncer(tls_of(keys, "a.example"), deny_list=denied) as target:
+        started_s = time.monotonic()
+        with pytest.raises(RefusedError, match="deny list") as caught:
+            ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", tls=tls_of(keys, "us"))
+    assert caught.value.reason == "PERMISSION_DENIED"
+    assert time.monotonic() - started_s < 10
 
 
 def test_several_replicas_are_reached_with_tls(keys: Path, secured: str) -> None:

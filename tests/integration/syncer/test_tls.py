@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,7 @@ from skerry_syncer.server import SyncerServer, serving
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import heard_logs
+from tests.support.http2 import PREFACE
 from tests.support.made_keys import make_keys, replace_pair, tls_of
 from tests.support.raw_learner import connected
 
@@ -98,6 +100,28 @@ async def test_mutual_tls_lets_in_only_clients_with_a_certificate_of_the_authori
 async def test_a_learners_certificate_does_not_make_a_server(keys: Path) -> None:
     async with tls_server(tls_of(keys, "us")) as server:
         assert not await gets_in(server.port, tls_of(keys, "eu"))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_is_not_resumed_without_looking_at_the_certificate_again(
+    version: ssl.TLSVersion, keys: Path
+) -> None:
+    def connect(name: str, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        """Returns the session of a connection that the server spoke HTTP/2 on, and whether it was resumed."""
+        context.load_cert_chain(keys / f"{name}.pem", keys / f"{name}.key")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+            connection = context.wrap_socket(plain, server_hostname="localhost", session=session)
+            connection.sendall(PREFACE)
+            assert connection.recv(9)
+            return connection.session, connection.session_reused
+
+    context = ssl.create_default_context(cafile=keys / "ca.pem")
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = version
+    async with tls_server(tls_of(keys, "a.example")) as server:
+        session, _ = await asyncio.to_thread(connect, "us", None)
+        _, is_resumed = await asyncio.to_thread(connect, "us", session)
+    assert not is_resumed
 
 
 async def test_a_new_certificate_is_presented_to_new_connections_while_old_ones_live_on(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -91,31 +91,62 @@ class Backend(Protocol):
 class SingleProcess:
     """The back end of one process: the exchange on an event loop in a thread of its own, with workers beside it."""
 
+    _running: Future[None] | None = None  # once it is attached
+
     def __init__(self, parameters: Parameters, options: LearnerOptions) -> None:
         """Attaches to the run and loads its newest weights."""
         self._closing = ExitStack()
-        self._last_work = LastWork()
-        settings = settings_of(**options)
-        if options.get("learner_id") is None:
-            learner_id, lock = own_id(Path(".skerry"))
-            if lock is not None:
-                self._closing.enter_context(lock)
-            settings = replace(settings, learner_id=learner_id)
-        self._workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
-        self._thread = LoopThread(f"skerry-{settings.learner_id}")
-        self._transport = self._thread.call(
-            lambda: GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
-        )
         try:
-            self._exchange = self._thread.run(_joined(self._transport, parameters, settings, workers=self._workers))
-            parameters.synchronize()  # training comes after the weights that were loaded
-            self._running = self._thread.start(self._exchange.run())
-            self._thread.run(self._exchange.wait_attached())
+            settings = settings_of(**options)
+            if options.get("learner_id") is None:
+                settings = replace(settings, learner_id=self._own_id())
+            self._open(parameters, settings, lambda: GrpcTransport(options["target"], **connection_of(options)))
+            self._attach(parameters)
         except BaseException:
-            self._stop_threads()
+            self._closing.close()
             raise
         atexit.register(self._say_forgotten)
         self._closing.callback(atexit.unregister, self._say_forgotten)
+
+    def _own_id(self) -> str:
+        learner_id, lock = own_id(Path(".skerry"))
+        if lock is not None:
+            self._closing.enter_context(lock)
+        return learner_id
+
+    def _open(
+        self,
+        parameters: Parameters,
+        settings: ExchangeSettings,
+        connect: Callable[[], GrpcTransport],
+        **options: Any,  # of the `ExchangeLoop`
+    ) -> None:
+        """Makes the exchange, and what it needs; calls nobody yet."""
+        self._last_work = LastWork()
+        workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
+        self._closing.callback(workers.close)
+        self._thread = LoopThread(f"skerry-{settings.learner_id}")
+        self._closing.callback(self._thread.close)
+        transport = self._thread.call(connect)
+        self._closing.callback(lambda: self._thread.run(transport.close()))
+        self._exchange = self._thread.call(
+            lambda: ExchangeLoop(
+                transport,
+                parameters,
+                settings,
+                workers=workers,
+                entropy=SystemEntropy(),
+                jitter=system_random(),
+                clock=SystemClock(),
+                **options,
+            )
+        )
+
+    def _attach(self, parameters: Parameters, **share: int) -> None:
+        self._thread.run(self._exchange.join(**share))
+        parameters.synchronize()  # training comes after the weights that were loaded
+        self._running = self._thread.start(self._exchange.run())
+        self._thread.run(self._exchange.wait_attached())
 
     @property
     def view(self) -> View:
@@ -171,7 +202,11 @@ class SingleProcess:
         """Ends the exchange without sending anything, and says which steps the run does not have."""
         if self._thread.is_over:
             return
-        self._last_work = work = self._exchange.last_work
+        self._last_work = self._exchange.last_work
+        self._say_left(self._last_work)
+        self._end()
+
+    def _say_left(self, work: LastWork) -> None:
         is_fine = work or (self.view.is_closed and not work.dropped_step_count)
         counts = {
             "merged_steps": work.merged_step_count,
@@ -184,11 +219,12 @@ class SingleProcess:
             "left the run" if is_fine else "left the run, which does not have all of the last work",
             **{name: value for name, value in counts.items() if value},
         )
-        try:
+
+    def _end(self) -> None:
+        with self._closing:
             self._thread.run(self._exchange.leave())
-            wait([self._running], _END_TIMEOUT_S)
-        finally:
-            self._stop_threads()
+            if self._running is not None:
+                wait([self._running], _END_TIMEOUT_S)
 
     def _say_forgotten(self) -> None:
         # It is too late to send them: Python lets no thread begin work once the main thread has ended.
@@ -196,11 +232,10 @@ class SingleProcess:
         if (lost := view.stats.unsent_step_count) and not (view.is_closed or self._thread.is_over):
             _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
-    def _stop_threads(self) -> None:
-        self._thread.run(self._transport.close())
-        self._thread.close()
-        self._workers.close()
-        self._closing.close()
+
+def connection_of(options: LearnerOptions) -> dict[str, Any]:
+    """Returns what a transport is made with beside its target."""
+    return {"tls": options.get("tls"), "jitter": system_random()}
 
 
 class ArrayLearner:
@@ -474,22 +509,6 @@ def settings_of(
     for files in check_target(target, tls):
         check_certificate(files, run, learner_id)
     return settings
-
-
-async def _joined(
-    transport: GrpcTransport, parameters: Parameters, settings: ExchangeSettings, *, workers: ThreadWorkers
-) -> ExchangeLoop:
-    exchange = ExchangeLoop(
-        transport,
-        parameters,
-        settings,
-        workers=workers,
-        entropy=SystemEntropy(),
-        jitter=system_random(),
-        clock=SystemClock(),
-    )
-    await exchange.join()
-    return exchange
 
 
 def _worker_count() -> int:

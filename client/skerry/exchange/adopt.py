@@ -6,10 +6,9 @@ weights, and the training thread makes it at a step boundary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray, Ledger
@@ -42,32 +41,20 @@ class PlanApplier:
         self,
         layout: FragmentLayout,
         plan: v1.PullPlan,
-        start: FlatArray | None,  # (numel,) the weights of plan.from_version; only their span is read
-        span: tuple[int, int] | None = None,  # first and end of the elements that are wanted: bounds of objects
+        start: FlatArray | None,  # (numel,) the weights of plan.from_version
     ) -> None:
         self.plan = plan
-        self.is_part = span is not None
         self._layout = layout
-        self._span = span or (0, layout.numel)
         self._start: NDArray[np.float32] | None = None  # what updates are subtracted from while they are of one version
         if start is None or plan.from_version < 0:
             self._weights = np.zeros(layout.numel, np.float32)
         elif not plan.objects:
             self._weights = np.asarray(start)
         else:
-            # Of zeros only the pages that are written take memory.
-            self._weights = np.zeros(layout.numel, np.float32) if self.is_part else vector(layout.numel)
+            self._weights = vector(layout.numel)
             self._start = np.asarray(start)
-        self.object_index = self.following(0)
+        self.object_index = 0
         self._begin_object()
-
-    def following(self, index: int) -> int:
-        """Returns the place in the plan of the first object, from `index` on, that has wanted elements."""
-        first, stop = self._span
-        objects = self.plan.objects
-        while index < len(objects) and not first <= objects[index].first < stop:
-            index += 1
-        return index
 
     def feed(self, object_index: int, offset: int, data: bytes | memoryview) -> None:
         """Takes the next bytes.
@@ -78,8 +65,6 @@ class PlanApplier:
         if object_index != self.object_index or offset != self.offset or self.is_complete:
             raise corrupt(f"bytes out of place. expected={(self.object_index, self.offset)}, at={object_index, offset}")
         self.offset += len(data)
-        if self.is_part:  # the whole is checked against the target's digest
-            self._hasher.update(data)
         described = self.plan.objects[object_index]
         if self.offset > described.size_bytes:
             raise corrupt(f"object is longer than planned. object={described.name}")
@@ -96,18 +81,18 @@ class PlanApplier:
         return self.object_index == len(self.plan.objects)
 
     def finish(self) -> NDArray[np.float32]:
-        """Returns the target's weights, `(stop - first,)`. Those of a span are not checked against its digest.
+        """Returns the target's weights, `(numel,)`.
 
         Raises:
             CorruptDownloadError: the weights are not the target's.
         """
-        if not self.is_part:
-            check_digest(self.plan, tree_digest(self._weights))
-        return self._weights[slice(*self._span)]
+        target, digest = self.plan.target, tree_digest(self._weights)
+        if digest != target.digest:
+            raise corrupt(f"weights differ. version={target.version}, expected={target.digest.hex()}, {digest.hex()=}")
+        return self._weights
 
     def _begin_object(self) -> None:
         self.offset = 0
-        self._hasher = blake3()
         if self.is_complete:
             return
         described = self.plan.objects[self.object_index]
@@ -132,21 +117,8 @@ class PlanApplier:
 
     def _end_object(self, described: v1.PlanObject) -> None:
         self._reader.finish()
-        if self.is_part and self._hasher.digest() != described.digest:
-            raise corrupt(f"object's digest differs. object={described.name}")
-        self.object_index = self.following(self.object_index + 1)
+        self.object_index += 1
         self._begin_object()
-
-
-def check_digest(plan: v1.PullPlan, digest: bytes) -> None:
-    """Checks the tree digest of what a plan has led to.
-
-    Raises:
-        CorruptDownloadError: it is not the target's.
-    """
-    target = plan.target
-    if digest != target.digest:
-        raise corrupt(f"weights differ. version={target.version}, expected={target.digest.hex()}, {digest.hex()=}")
 
 
 def corrupt(message: str) -> CorruptDownloadError:
@@ -161,7 +133,6 @@ async def adopt(
 
     `is_merged`: the delta in flight is in `pulled`; `must_replace`: local work must not be kept.
     """
-    pulled = replace(pulled, weights=await session.workers.run(session.parameters.keep, pulled.weights))
     on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
     if must_replace:
         return await _overwrite(session, layout, ledger, pulled, on_device)

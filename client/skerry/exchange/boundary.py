@@ -31,8 +31,11 @@ class Boundary:
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._has_work = threading.Event()
 
-    async def run(self, work: Callable[[], R]) -> R:
-        """Returns `work()`, done by the training thread at a step boundary."""
+    async def run(self, work: Callable[[], R], *, is_common: bool = False) -> R:
+        """Returns `work()`, done by the training thread at a step boundary.
+
+        Of a learner of several processes, common work is done by all of them at the same one.
+        """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, future))
         self._has_work.set()

@@ -393,8 +393,7 @@ class FragmentExchange:
         """Pulls the newest version and brings the model to it."""
         async with self._session.moving:
             weights = None if self._pulls_whole else self.ledger.anchor
-            pull = self._session.parameters.pull_together or pull_newest
-            pulled: Pulled = await pull(self._session, self.layout, version=self.ledger.version, weights=weights)
+            pulled = await pull_newest(self._session, self.layout, version=self.ledger.version, weights=weights)
             self._newest_version = max(self._newest_version, pulled.version)
             is_merged = await self._is_merged_into(pulled)
             before = self.state

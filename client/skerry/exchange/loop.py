@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
-from skerry.errors import PoisonedError, RunClosedError, StopExchangingError
+from skerry.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange
@@ -68,11 +68,12 @@ class ExchangeLoop:
         jitter: random.Random,
         clock: StepClock,
         post: Callable[[Callable[[], None]], object] | None = None,
+        boundary: Callable[[StepClock, Callable[[Callable[[], None]], object]], Boundary] = Boundary,
     ) -> None:
         """Call `join` before anything else. `post` runs a callback on the loop from the training thread."""
         self._post = post or asyncio.get_running_loop().call_soon_threadsafe
         self._clock = clock
-        self._boundary = Boundary(clock, self._post)
+        self._boundary = boundary(clock, self._post)
         self._session = Session(
             settings=settings,
             transport=transport,
@@ -84,6 +85,8 @@ class ExchangeLoop:
         )
         self._joining = Joining()
         self._layouts: tuple[FragmentLayout, ...] = ()
+        self.fragment_count = 0  # of the run, once it is joined
+        self._is_first = True  # of the processes of the session
         self._fragments: dict[str, FragmentExchange] = {}
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
@@ -116,12 +119,12 @@ class ExchangeLoop:
             session.step_time_s = average_s + _STEP_TIME_FACTOR * (taken_s - average_s)
         session.loss = None if loss is None else float(loss)
         session.trained = Trained(session.trained.step_count + 1, session.trained.token_count + tokens)
-        if not session.is_over:
-            self._boundary.work()
-            # Only if something is due: waking the other thread costs this one its turn at the interpreter.
-            if not self._is_step_posted and any(fragment.may_send for fragment in self._fragments.values()):
-                self._is_step_posted = True
-                self._post(self._on_step)
+        self._boundary.work()
+        # Only if something is due: waking the other thread costs this one its turn at the interpreter.
+        may_send = not session.is_over and any(fragment.may_send for fragment in self._fragments.values())
+        if may_send and not self._is_step_posted:
+            self._is_step_posted = True
+            self._post(self._on_step)
         if begin_s >= self._next_reminder_s:
             self._next_reminder_s = begin_s + _REMINDER_S
             self._remind()
@@ -146,7 +149,7 @@ class ExchangeLoop:
     def _remind(self) -> None:
         """Says that this learner trains alone, or that none of its work was taken since the last reminder."""
         session, acknowledged_count = self._session, self._session.tally.deltas_acknowledged
-        unsent_count = max(fragment.unsent_step_count for fragment in self._fragments.values())
+        unsent_count = max((fragment.unsent_step_count for fragment in self._fragments.values()), default=0)
         if session.failure is not None:
             session.say_stopped(session.failure)
         elif (
@@ -258,8 +261,10 @@ class ExchangeLoop:
 
     # Joining.
 
-    async def join(self) -> None:
+    async def join(self, *, number: int = 0, count: int = 1) -> None:
         """Finds the run, or creates it from the model's own weights if it may, and loads its newest weights.
+
+        Of `count` processes of one session this is the one with that number, which exchanges its share of fragments.
 
         The training thread must wait meanwhile.
 
@@ -268,14 +273,8 @@ class ExchangeLoop:
             RefusedError: SHAPE_MISMATCH, FROZEN_DIFFERS, or another refusal by the server.
             SkerryError: the syncer did not answer within `connect_timeout_s`.
         """
-        session = self._session
-        capabilities = await session.until_connected(
-            lambda: session.calls.transport.get_capabilities(
-                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
-            )
-        )
-        if capabilities.suggested_part_size_bytes:
-            session.part_size_bytes = capabilities.suggested_part_size_bytes
+        session, self._is_first = self._session, number == 0
+        await self.connect()
         run, self._joining = await find_or_create(session)
         if run.status not in (types_pb2.RUN_STATUS_OPEN, types_pb2.RUN_STATUS_DRAFT):
             raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
@@ -285,9 +284,25 @@ class ExchangeLoop:
         warn_of_missing_plan(session)
         self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self._layouts)
+        self.fragment_count = len(self._layouts)
         await check_untrained(session, run)
         largest_numel = max(layout.numel for layout in self._layouts)
-        await asyncio.gather(self._load_newest(), self._warm_up(largest_numel))
+        await asyncio.gather(self._load_newest(number, count), self._warm_up(largest_numel))
+
+    async def connect(self) -> None:
+        """Waits until the syncer answers.
+
+        Raises:
+            SkerryError: it did not within `connect_timeout_s`.
+        """
+        session = self._session
+        capabilities = await session.until_connected(
+            lambda: session.calls.transport.get_capabilities(
+                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
+            )
+        )
+        if capabilities.suggested_part_size_bytes:
+            session.part_size_bytes = capabilities.suggested_part_size_bytes
 
     async def _warm_up(self, numel: int) -> None:
         """Loads the kernels, and tells people why a start is quiet."""
@@ -300,18 +315,18 @@ class ExchangeLoop:
         finally:
             say.cancel()
 
-    async def _load_newest(self) -> None:
-        """Loads every fragment; the training thread has not started, so no step boundary is waited for."""
+    async def _load_newest(self, number: int, count: int) -> None:
+        """Loads every fragment of a share; the training thread has not started, so no step boundary is waited for."""
         session = self._session
         starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
-        loaded = await asyncio.gather(*map(self._load, self._layouts, starts))
+        loaded = await asyncio.gather(*map(self._load, self._layouts[number::count], starts[number::count]))
         self._fragments.update((fragment.layout.name, fragment) for fragment in loaded)
 
     async def _load(self, layout: FragmentLayout, contributed_step: int) -> FragmentExchange:
         session = self._session
         async with session.moving:
             version = await pull_newest(session, layout)
-            anchor = await session.workers.run(session.parameters.keep, version.weights)
+            anchor = version.weights
             base = session.parameters.from_host(anchor)
             session.parameters.load(layout, base)()
             if not session.parameters.is_float32(layout):
@@ -320,7 +335,7 @@ class ExchangeLoop:
             session.tally.parameters_down_count += layout.numel
         ledger = Ledger(version.version, version.digest, anchor, base)
         return FragmentExchange(
-            session, layout, ledger, contributed_step=contributed_step, restore_all=self._restore_poisoned
+            session, layout, ledger, contributed_step=contributed_step, restore_all=self.restore_poisoned
         )
 
     # Running.
@@ -348,7 +363,8 @@ class ExchangeLoop:
             SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         await self._attachment.wait()
-        self._say_joined()
+        if self._is_first:
+            self._say_joined()
 
     def _say_joined(self) -> None:
         joining, settings = self._joining, self._session.settings
@@ -373,6 +389,10 @@ class ExchangeLoop:
         await self._attachment.leave()
         self._session.end()
 
+    def stop(self, error: SkerryError) -> None:
+        """Ends the exchange because of an error, as if it were this process's own."""
+        self._session.stop(error)
+
     def flush(self, *, is_last: bool = False) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds.
 
@@ -393,7 +413,7 @@ class ExchangeLoop:
         for fragment in self._fragments.values():
             fragment.wake()
 
-    async def _restore_poisoned(self, error: PoisonedError) -> None:
+    async def restore_poisoned(self, error: PoisonedError) -> None:
         """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
         fragments = list(self._fragments.values())
         async with AsyncExitStack() as stack:
@@ -405,7 +425,7 @@ class ExchangeLoop:
                 self._session.changed += [one.layout.name for one in loaded]
                 return loaded, self._session.trained
 
-            restored, trained = await self._boundary.run(restore)
+            restored, trained = await self._boundary.run(restore, is_common=True)
             for fragment in restored:
                 fragment.restored(trained)
         if restored:

@@ -1,4 +1,4 @@
-"""Downloads a version of a fragment, whole or a range of it: over several calls at once, resumed where they break."""
+"""Downloads a version of a fragment: over several calls at once, resumed where they break."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import CorruptDownloadError, PlanExpiredError, TryAgainError, error_of
 from skerry.exchange.adopt import PlanApplier, Pulled, corrupt
@@ -19,7 +16,6 @@ from skerry.exchange.session import Reader
 from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout
-from skerry.wire.digests import tree_leaves
 
 _Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[v1.PullData]]]
 
@@ -41,7 +37,14 @@ async def pull_newest(
         PlanExpiredError: objects were collected meanwhile.
         SkerryError: the last of too many failures in a row without progress.
     """
-    request = _newest(session, layout, -1 if weights is None else version)
+    request = v1.PullFragmentRequest(
+        run=session.run,
+        run_uid=session.run_uid,
+        seen_position=session.position,
+        fragment=layout.name,
+        from_version=-1 if weights is None else version,
+        is_newest=True,
+    )
     if target_version is not None:
         request.is_newest, request.target_version = False, target_version
 
@@ -57,56 +60,6 @@ async def pull_newest(
         return await attempt(0)
 
 
-async def pull_plan(session: Reader, layout: FragmentLayout, version: int) -> v1.PullPlan:
-    """Returns what a pull of the newest version would download, to a reader of `version`, and downloads none of it.
-
-    Raises:
-        SkerryError: the last of too many failures in a row.
-    """
-    request = _newest(session, layout, version)
-    request.limit_bytes = 1
-    return await session.calls.retry.call(lambda: _Download(session, layout, request, None).plan())
-
-
-async def pull_span(
-    session: Reader,
-    layout: FragmentLayout,
-    plan: v1.PullPlan,
-    start: NDArray[np.float32],  # (stop - first,) of plan.from_version
-    span: tuple[int, int],  # first and stop, bounds of the plan's objects
-) -> tuple[NDArray[np.float32], list[bytes]]:
-    """Returns the elements `[first, stop)` of a plan's target, `(stop - first,)`, and the digests of their leaves.
-
-    The digests are not checked here: the target's is over the leaves of all elements.
-
-    Raises:
-        CorruptDownloadError: bytes are not what their digests say.
-        PlanExpiredError: objects were collected meanwhile.
-        SkerryError: the last of too many failures in a row without progress.
-    """
-
-    def applier() -> PlanApplier:
-        whole = np.zeros(layout.numel, np.float32)
-        whole[slice(*span)] = start
-        return PlanApplier(layout, plan, whole, span)
-
-    request = _newest(session, layout, plan.from_version)
-    request.limit_bytes = session.calls.lane_bytes
-    _, weights = await _Download(session, layout, request, None, await session.workers.run(applier)).result()
-    return weights, await session.workers.run(lambda: list(tree_leaves(weights)))
-
-
-def _newest(session: Reader, layout: FragmentLayout, version: int) -> v1.PullFragmentRequest:
-    return v1.PullFragmentRequest(
-        run=session.run,
-        run_uid=session.run_uid,
-        seen_position=session.position,
-        fragment=layout.name,
-        from_version=version,
-        is_newest=True,
-    )
-
-
 class _Download:
     """One pull, which may take several streams: what was applied stays applied."""
 
@@ -116,13 +69,12 @@ class _Download:
         layout: FragmentLayout,
         request: v1.PullFragmentRequest,
         start: FlatArray | None,  # (numel,) the weights of request.from_version
-        applier: PlanApplier | None = None,  # of a plan that is known
     ) -> None:
         self._session = session
         self._layout = layout
         self._request = request
         self._start = start
-        self._applier = applier
+        self._applier: PlanApplier | None = None  # once the plan is known
         self._lane_count = session.calls.lane_count
         self._begun_at = self._place
 
@@ -136,27 +88,14 @@ class _Download:
         return self._place != self._begun_at
 
     async def pulled(self) -> Pulled:
-        """Returns the version, whole."""
-        plan, weights = await self.result()
-        return Pulled(plan.target.version, plan.target.digest, weights, plan.position)
-
-    async def result(self) -> tuple[v1.PullPlan, NDArray[np.float32]]:
-        """Returns the plan, and what `PlanApplier.finish` does; streams that break are followed by others."""
+        """Returns the version; streams that break are followed by others."""
         retry = replace(self._session.calls.retry, has_progressed=lambda: self.has_progressed)
         try:
             return await retry.call(self._attempt)
         finally:
             self._applier = self._start = None  # the retry loop refers to this in cycles, which keep weights alive
 
-    async def plan(self) -> v1.PullPlan:
-        """Returns the plan that a call begins with, when the call has ended."""
-        async with self._opened(self._request) as pieces:
-            async for _ in pieces:
-                pass
-            assert self._applier is not None
-            return self._applier.plan
-
-    async def _attempt(self) -> tuple[v1.PullPlan, NDArray[np.float32]]:
+    async def _attempt(self) -> Pulled:
         self._begun_at = self._place
         try:
             await self._receive()
@@ -169,7 +108,8 @@ class _Download:
             raise error_of("UNREACHABLE", "download ended early")
         plan = self._applier.plan
         self._session.saw(plan.position)
-        return plan, await self._session.workers.run(self._applier.finish)
+        weights = await self._session.workers.run(self._applier.finish)
+        return Pulled(plan.target.version, plan.target.digest, weights, plan.position)
 
     @property
     def _is_complete(self) -> bool:
@@ -177,9 +117,6 @@ class _Download:
 
     async def _receive(self) -> None:
         """Applies what one call sends, and what others fetch beside it of the rest."""
-        if self._applier is not None and self._applier.is_part:
-            await self._apply_stretches(self._fetches(sent_bytes=0))
-            return
         async with self._opened(self._resumed()) as pieces:
             if not self._request.limit_bytes:
                 async for piece in pieces:
@@ -206,7 +143,7 @@ class _Download:
             sent = min(sent_bytes, size_bytes - offset)
             starts = range(offset + sent, size_bytes, self._request.limit_bytes)
             fetches += [partial(self._fetch, index, at) for at in starts]
-            sent_bytes, offset, index = sent_bytes - sent, 0, self._applier.following(index + 1)
+            sent_bytes, offset, index = sent_bytes - sent, 0, index + 1
         return fetches
 
     async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:

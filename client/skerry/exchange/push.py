@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -25,16 +24,6 @@ MESSAGE_SIZE_BYTES: Final = 2**20
 _LANE_COUNT: Final = 8  # more are no faster, since a learner keeps its connections from one push to the next
 
 
-class Courier(Protocol):
-    """Another process of this learner, which holds the frames of some parts of a delta."""
-
-    async def push(self, header: v1.PushHeader, count_bytes: Callable[[int], None]) -> None:
-        """Has it push its parts, and returns when they are durable; raises SkerryError as a push does."""
-
-    async def fetch(self, part: Part) -> Part:
-        """Returns one of its parts with the frames."""
-
-
 @dataclass(frozen=True)
 class Part:
     """A range of a delta as it travels."""
@@ -43,7 +32,6 @@ class Part:
     numel: int
     digest: bytes  # SHA-256 of the frames' uncompressed bytes
     frames: tuple[bytes, ...]
-    courier: Courier | None = None  # who has the frames, if this process has not
 
 
 @dataclass(frozen=True)
@@ -97,9 +85,9 @@ def make_delta(
     )
     session.parameters.synchronize()
     assert ledger.in_flight is None  # so equation (2) is A - theta
-    encode = session.parameters.encode_together or partial(encode_parts, session.parameters.encode)
-    parts = encode(weights, layout, session.policy.delta_encoding, session.part_size_bytes, base=ledger.base)
-    return Delta(header, parts, digest_of(parts), taken_at_s, trained.step_count), session.parameters.keep(weights)
+    encode, encoding = session.parameters.encode, session.policy.delta_encoding
+    parts = encode_parts(encode, weights, layout, encoding, session.part_size_bytes, base=ledger.base)
+    return Delta(header, parts, digest_of(parts), taken_at_s, trained.step_count), weights
 
 
 def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, last_step: int) -> Delta:
@@ -122,23 +110,18 @@ def encode_parts(
     part_size_bytes: int,
     *,
     base: FlatArray | None = None,
-    span: tuple[int, int] | None = None,
 ) -> tuple[Part, ...]:
     """Returns the parts of a delta, none larger than `part_size_bytes` even where nothing compresses.
 
-    The delta is `values`, or base - values where `base` is given. With `span`, they are its elements from the first to
-    before the second number, and so are the parts.
+    The delta is `values`, or base - values where `base` is given.
 
     Raises:
         NonFiniteError: a value that can't be encoded.
     """
     parts = []
-    start, stop = span or (0, layout.numel)
     for first, numel in cut_parts(layout, encoding, part_size_bytes):
-        if not start <= first < stop:
-            continue
         digest = blake3()
-        inside = slice(first - start, first - start + numel)
+        inside = slice(first, first + numel)
         piece, under = values[inside], None if base is None else base[inside]
         frames = tuple(encode(piece, layout, encoding, first=first, base=under, decoded=piece, digest=digest))
         parts.append(Part(first, numel, digest.digest(), frames))
@@ -158,18 +141,14 @@ async def push(
     stored: Collection[tuple[int, int, bytes]],
     count_bytes: Callable[[int], None],
     is_repeated: bool = False,
-    completes: bool = True,
 ) -> v1.PushDeltaResponse:
-    """Sends what is not among the `stored` parts, and completes the push unless it is another process that does.
+    """Sends what is not among the `stored` parts, and completes the push.
 
     One call for each `calls.lane_bytes` takes the parts in turns, because one TCP connection does not fill a long link.
     The first completes the push once the others have ended. If one fails, the others still bring what they can, for the
     next attempt, which is one call: on a slow link, a part that shares it with many would take too long for the syncer
     (TOO_SLOW), time after time. However long it takes, it goes on while messages move; a stall of
     `calls.stall_timeout_s` ends it.
-
-    Couriers push their parts at the same time, and the call that completes the push is made when they have ended. The
-    next attempt fetches what is missing from them.
 
     Raises:
         TryAgainError: TIMEOUT for a stall.
@@ -187,7 +166,7 @@ async def push(
     header.CopyFrom(delta.header)
     header.seen_position = seen_position
     missing = [part for part in delta.parts if (part.first, part.numel, part.digest) not in stored]
-    attempt = _Attempt(calls, header, missing, delta.digest if completes else None, count, is_repeated=is_repeated)
+    attempt = _Attempt(calls, header, missing, delta.digest, count, is_repeated=is_repeated)
     try:
         async with asyncio.timeout(calls.stall_timeout_s) as guard:
             try:
@@ -206,29 +185,25 @@ class _Attempt:
         calls: Calls,
         header: v1.PushHeader,
         parts: Sequence[Part],
-        digest: bytes | None,  # None: another process completes the push
+        digest: bytes,
         count: Callable[[int], None],
         *,
         is_repeated: bool,
     ) -> None:
         self._calls = calls
         self._header = header
-        self._couriers = set() if is_repeated else {part.courier for part in parts if part.courier}
-        self._waiting = deque(part for part in parts if part.courier not in self._couriers)
+        self._waiting = deque(parts)
         self._digest = digest
         self._count = count
         size_bytes = sum(len(frame) for part in self._waiting for frame in part.frames)
-        # Beside couriers the first call sends nothing until they have ended, so that others send what is here.
-        self._lane_count = bool(self._couriers and self._waiting) + (
-            1 if is_repeated else min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
-        )
+        most = min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
+        self._lane_count = 1 if is_repeated else most
         self._others: list[asyncio.Task[Any]] = []
 
     async def run(self) -> v1.PushDeltaResponse:
         """Returns the answer to the first call; raises the first one's error if one failed, when all have ended."""
         first = asyncio.create_task(self._lane(is_first=True))
         self._others += [asyncio.create_task(self._lane(is_first=False)) for _ in range(1, self._lane_count)]
-        self._others += [asyncio.create_task(one.push(self._header, self._count)) for one in self._couriers]
         answer, *answers = await asyncio.gather(first, *self._others, return_exceptions=True)
         for one in (answer, *answers):
             if isinstance(one, BaseException):
@@ -236,22 +211,20 @@ class _Attempt:
         return first.result()
 
     async def _lane(self, *, is_first: bool) -> v1.PushDeltaResponse:
-        if is_first and self._couriers:
-            await self._have_others_ended()  # the syncer ends a call in which nothing is said for long
         return await self._calls.transport.push_delta(self._requests(is_first=is_first))
 
     async def _requests(self, *, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
         yield v1.PushDeltaRequest(header=self._header)
         while self._waiting:
             part = self._waiting.popleft()
-            for request in part_requests(await part.courier.fetch(part) if part.courier else part):
+            for request in part_requests(part):
                 self._count(len(request.data))
                 yield request
-        if is_first and await self._have_others_ended() and self._digest is not None:
+        if is_first and await self._have_others_ended():
             yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=self._digest))
 
     async def _have_others_ended(self) -> bool:
-        """Waits for the end of the other calls and the couriers; returns whether all have succeeded."""
+        """Waits for the end of the other calls; returns whether all have succeeded."""
         if self._others:
             await asyncio.wait(self._others)
         return not any(one.cancelled() or one.exception() for one in self._others)

@@ -83,13 +83,14 @@ class Session(Reader):
             timeout_s=settings.call_timeout_s,
             stall_timeout_s=settings.stall_timeout_s,
             lane_bytes=settings.lane_bytes,
+            lane_count=settings.lane_count,
         )
         super().__init__(calls, workers, settings.run, concurrent_transfers=settings.concurrent_transfers)
         self.settings = settings
         self.parameters = parameters
         self.entropy = entropy
         self.boundary = boundary
-        self.session_id = entropy.hex_id()
+        self.session_id = settings.session_id or entropy.hex_id()
         self.policy = Policy()
         self.part_size_bytes = DEFAULT_PART_SIZE_BYTES
         self.earlier: Trained = UNTRAINED  # counts of earlier processes of the learner, which reports and deltas add

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any, Final
 
 from skerry.net.retry import RetrySettings
+from skerry.net.transport import LANE_COUNT
 from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy
 
@@ -35,7 +36,9 @@ class ExchangeSettings:
     stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
     concurrent_transfers: int = 4
     lane_bytes: int = 4 * 2**20  # a transfer is spread over one parallel call for each so many bytes
+    lane_count: int = LANE_COUNT  # at most so many
     retry: RetrySettings = field(default_factory=RetrySettings)
+    session_id: str = ""  # by default one of its own
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -19,10 +19,6 @@ from skerry.wire.untrained import UntrainedTensor
 Work = Callable[[], None]
 # `skerry.wire.frames.encode_frames`, or its equal for arrays on a device.
 EncodeFrames: TypeAlias = Callable[..., Iterator[bytes]]
-# `skerry.exchange.push.encode_parts` without its first argument, for vectors that several processes hold.
-EncodeTogether: TypeAlias = Callable[..., tuple[Any, ...]]
-# `skerry.exchange.pull.pull_newest`, for vectors that several processes hold.
-PullTogether: TypeAlias = Callable[..., Awaitable[Any]]
 UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
 
@@ -112,14 +108,6 @@ class Parameters(Protocol):
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays of this kind."""
 
-    @property
-    def encode_together(self) -> EncodeTogether | None:
-        """How several processes encode a delta, each some of its parts; None if this one encodes all of them."""
-
-    @property
-    def pull_together(self) -> PullTogether | None:
-        """How several processes download a version, each some of it; None if this one downloads all of it."""
-
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns what else the model has, as far as that is known: may read all of it, in a worker."""
 
@@ -150,9 +138,6 @@ class Parameters(Protocol):
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
 
-    def keep(self, values: FlatArray) -> FlatArray:
-        """Returns `values`, or an equal that takes less memory here; in a worker. Neither is written to."""
-
     def enter_worker(self) -> None:
         """Prepares the thread of a worker; called in it before its first work."""
 
@@ -168,8 +153,6 @@ class ArrayParameters:
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
-    encode_together = None
-    pull_together = None
     moving_limit = UNLIMITED
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -238,10 +221,6 @@ class ArrayParameters:
         return values
 
     def to_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns `values`."""
-        return values
-
-    def keep(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns `values`."""
         return values
 

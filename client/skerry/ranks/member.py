@@ -1,16 +1,21 @@
 """One rank of a learner that has several processes: what its training loop calls.
 
-Ranks meet at every call of `step` and `flush`: each says what it did, the leader exchanges, and all leave the meeting
-with the same weights and the same view of the exchange.
+Each fragment of the model has one rank that exchanges it with the run, as a learner of one process exchanges all of
+its fragments; the first rank also keeps the lease. Ranks meet at every call of `step` and `flush`: each says what it
+did and what waits for the step boundary, they do that in turns, and all leave the meeting with the same weights and
+the same view of the exchange.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
@@ -18,23 +23,38 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-from skerry.array_learner import LearnerOptions, SingleProcess
-from skerry.errors import SkerryError, StopExchangingError, error_of
-from skerry.exchange.settings import whole_number
-from skerry.exchange.untrained import may_differ
+from skerry.array_learner import LearnerOptions, SingleProcess, connection_of, settings_of
+from skerry.errors import PoisonedError, SkerryError, StopExchangingError
+from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.model.torch.parameters import CopyOf, TorchParameters
-from skerry.net.grpc_transport import GrpcTransport
-from skerry.net.transport import Transport
-from skerry.ranks.island import Call, Island, Word
+from skerry.net.transport import LANE_COUNT
+from skerry.ranks.island import Island
 from skerry.ranks.parameters import IslandParameters
-from skerry.runtime.identifiers import system_random
+from skerry.ranks.transport import FollowingTransport, LeadingTransport, RankTransport
+from skerry.ranks.turns import TurnBoundary, Waiting
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.logs import get_logger
 from skerry.stats import LastWork, Stats, View
+
+_log = get_logger(__name__)
 
 # How long a rank that ends waits for the others to end too; Ctrl-C reaches all within milliseconds.
 _AGREE_S: Final = 5.0
 
 
-class ManyRanks:
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank tells the others at a meeting."""
+
+    call: str  # which it has made, of the training loop
+    view: View  # of its own fragments
+    waiting: Waiting
+    sums: list[tuple[str, int]]  # of what was changed since the last meeting: replicas must have the same
+    heard: list[bytes]  # from the syncer, by the first rank
+    told: Any = None  # what this call is about
+
+
+class ManyRanks(SingleProcess):
     """The back end of one rank of several; every rank makes one, at the same time."""
 
     def __init__(
@@ -45,40 +65,97 @@ class ManyRanks:
         *,
         copies: CopyOf | None = None,
     ) -> None:
-        """Meets the other ranks; the leader joins the run.
+        """Meets the other ranks and joins the run.
 
-        Frozen parameters have to be the same at all ranks, and shards of them at replicas, but for those allowed. Other
-        ranks push their parts of deltas themselves, if no rank holds the whole model.
+        Frozen parameters have to be the same at all ranks, and shards of them at replicas, but for those allowed.
 
         Raises:
-            StopExchangingError: RANKS_DIFFER, RANK_LEFT, or what the leader met in joining.
+            StopExchangingError: RANKS_DIFFER, RANK_LEFT.
+            SkerryError: why a rank could not join.
         """
-        self._island = Island(group, timeout_s=options.get("connect_timeout_s", 30.0))
-        self._leading: SingleProcess | None = None
+        settings = settings_of(**options)
+        self._island = Island(group, timeout_s=settings.connect_timeout_s)
         self._closing = ExitStack()
         self._last_work = LastWork()
+        self._failure: SkerryError | None = None
+        self._transport: RankTransport
+        self._restoring: Future[None] | None = None
+        self._reports: list[RankReport] = []
+        self._call = ""
         self._has_agreed = False  # all ranks leave after this step
-        self.view = View("", Stats())
-        allowed = options.get("allow_other_frozen", False)
-        name = f"{options['run']} {options.get('learner_id')}"
         with self._together():
             own = TorchParameters(model, copies)
             self._closing.callback(own.release)
             own.check_in_memory()
-            frozen = [one for one in own.untrained() if one.digest and not may_differ(one.name, allowed=allowed)]
-            shards = [(shard, tuple(one.shape), one.dtype) for shard, one in own.frozen_shards.items()]
-            self._meet(Word(Call.JOIN, fingerprint=_fingerprint(name, own.tensors, own.dtypes, frozen, shards)))
+            self._check_same((settings.run, options.get("learner_id"), own.tensors, own.dtypes))
+            self._parameters = IslandParameters(self._island, own, allow_other_frozen=settings.allow_other_frozen)
+            self._join(settings, options)
 
-            def open_transport() -> Transport:
-                return GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
+    def _check_same(self, described: object) -> None:
+        digest = hashlib.sha256(repr(described).encode()).digest()
+        if len({*self._island.all_gather(digest)}) > 1:
+            raise StopExchangingError(
+                "RANKS_DIFFER",
+                "the ranks of an island must name the same run and learner, and have models of the same parameters and "
+                "types. To make each process a learner of its own, give each a process_group of one rank",
+            )
 
-            self._parameters = IslandParameters(self._island, own, open_transport, allow_other_frozen=allowed)
-            self._closing.callback(self._parameters.close)
+    def _join(self, settings: ExchangeSettings, options: LearnerOptions) -> None:
+        """Joins the run, one rank after another; the first one may create it."""
+        island, rank = self._island, self._island.rank
+        ids = None
+        if rank == 0:
+            has_id = options.get("learner_id") is not None
+            ids = settings.learner_id if has_id else self._own_id(), SystemEntropy().hex_id()
+        learner_id, session_id = island.tell(0, ids)
+        settings = replace(
+            settings,
+            learner_id=learner_id,
+            session_id=session_id,
+            may_create=settings.may_create and rank == 0,
+            lane_count=max(1, LANE_COUNT // island.size),
+        )
 
-            def lead() -> None:
-                self._leading = SingleProcess(self._parameters, options)
+        def connect() -> RankTransport:
+            given = {"target": options["target"], **connection_of(options)}
+            self._transport = FollowingTransport(**given) if rank else LeadingTransport(others=self._others, **given)
+            return self._transport
 
-            self._run(lead)
+        def boundary(*arguments: Any) -> TurnBoundary:
+            self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
+            return self._boundary
+
+        self._open(self._parameters, settings, connect, boundary=boundary)
+        reaches = True
+        try:
+            self._thread.run(self._exchange.connect())
+        except SkerryError as error:
+            if rank == 0:
+                raise
+            reaches = False
+            _log.warning("this rank does not reach the syncer, so others exchange for it", because=str(error))
+        owners = [other for other, can in enumerate(island.all_gather(reaches)) if can]
+        self._take_share(owners, 0)
+        self._meet("join")  # by which the others hear that the learner is attached
+        fragment_count = island.tell(0, self._exchange.fragment_count)
+        for number in range(1, min(len(owners), fragment_count)):
+            self._take_share(owners, number)
+        self._parameters.take_changed()
+        self._meet("join")
+
+    def _take_share(self, owners: Sequence[int], number: int) -> None:
+        """Has one of the owners attach, and exchange its share of the fragments from now on."""
+
+        def attach() -> None:
+            self._attach(self._parameters, number=number, count=len(owners))
+            self._boundary.exchanges = True
+
+        self._boundary.turn(owners[number], attach)
+
+    def _others(self) -> list[Stats]:
+        return [report.view.stats for report in self._reports[1:]]
+
+    # What the training loop calls.
 
     def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
         """Reports one finished step: of its tokens, and losses, this rank's.
@@ -90,62 +167,60 @@ class ManyRanks:
             tokens = whole_number(tokens, "tokens")
             if tokens < 0:
                 raise ValueError(f"a rank trains on no fewer than 0 tokens. tokens={tokens}")
-            if problem := self._parameters.replaced():
-                raise StopExchangingError("WEIGHTS_REPLACED", problem)
-            seen = self._parameters.take_fingerprint()
-            leaving = -1 if leave_status is None else leave_status
-            words = self._meet(Word(Call.STEP, tokens, loss is not None, float(loss or 0.0), leaving, seen))
-            losses = [word.loss for word in words if word.has_loss]
-            mean = sum(losses) / len(losses) if losses else None
-
-            def step() -> tuple[tuple[str, ...], int]:
-                changed, _ = self._leader.step(sum(word.token_count for word in words), mean, None)
-                return changed, max(word.leave_status for word in words)
-
-            changed, status = self._run(step)
-            self._has_agreed = status >= 0
-            return tuple(changed), status if self._has_agreed else None
+            self._exchange.check_weights()
+            own = tokens, None if loss is None else float(loss), leave_status
+            told = [report.told for report in self._meet("step", own)]
+            losses = [loss for _, loss, _ in told if loss is not None]
+            statuses = [status for *_, status in told if status is not None]
+            self._exchange.step(sum(tokens for tokens, *_ in told), sum(losses) / len(losses) if losses else None)
+            self._has_agreed = bool(statuses)
+            return self._parameters.take_changed(), max(statuses, default=None)
 
     def flush(self, timeout_s: float, *, is_last: bool) -> bool:
-        """Sends all unsent work."""
+        """Sends all unsent work, of all ranks."""
         with self._together():
-            self._meet(Word(Call.FLUSH, fingerprint=self._parameters.take_fingerprint()))
-            is_flushed: bool = self._run(lambda: self._leader.flush(timeout_s, is_last=is_last))
-            return is_flushed
+            self._call = "flush"
+            return super().flush(timeout_s, is_last=is_last)
 
     def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
-        """Sends the last work and leaves the run, the leader before the others close what it needs for that.
-
-        With `load_merged` at the leader, all ranks have the run's weights afterwards if they were loaded.
-        """
+        """Sends the last work and leaves the run; with `load_merged` all ranks get the run's weights, or none does."""
         if self._island.has_left:
             return self._last_work
         with self._together():
-            self._meet(Word(Call.LEAVE, fingerprint=self._parameters.take_fingerprint()))
-            work = self._run(lambda: dataclasses.asdict(self._leader.leave(timeout_s, load_merged=load_merged)))
-            self._last_work = LastWork(**work)
+            self._call = "leave"
+            exchange, is_loaded = self._exchange, None
+            if load_merged:
+                is_loaded = self._flush(lambda: exchange.is_settled, timeout_s, is_last=True)
+                for rank in range(self._island.size) if is_loaded else ():
+                    is_loaded = self._boundary.turn(rank, exchange.load_merged) is not False and is_loaded
+            else:
+                self._flush(lambda: exchange.is_decided, timeout_s, is_last=True)
+            ends = [report.told for report in self._meet("leave", (exchange.last_work, is_loaded))]
+            work = reduce(or_, (last_work for last_work, _ in ends))
+            self._last_work = replace(work, is_loaded=all(loaded for _, loaded in ends) if load_merged else None)
         self.close()
         return self._last_work
 
     def count_from(self, step_count: int, token_count: int) -> None:
-        """Counts on from there."""
+        """Counts on from there, as every rank must."""
         with self._together():
-            self._meet(Word(Call.COUNT, fingerprint=self._parameters.take_fingerprint()))
-            self._run(lambda: self._leader.count_from(step_count, token_count))
+            self._meet("count_from")
+            super().count_from(step_count, token_count)
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
-        """Returns copies of the run's own weights at the leader, and nothing at other ranks."""
-        return {} if self._leading is None else self._leading.merged_weights()
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Leaves the run; the other ranks learn of `error`. Idempotent."""
-        if error is not None:
-            self._island.leave(error)
-        with ExitStack() as last:
-            last.callback(self._island.leave)
-            last.push(self._closing.pop_all())
-            if self._leading is not None:
-                self._leading.close()
+        """Returns copies of the run's own weights at the first rank, and nothing at others; every rank calls it."""
+        with self._together():
+            self._meet("merged_weights")
+            island, own = self._island, super().merged_weights()
+            merged = dict(own) if island.rank == 0 else {}
+            for rank, shapes in enumerate(island.all_gather({name: one.shape for name, one in own.items()})):
+                for name, shape in shapes.items() if rank else ():
+                    if island.rank == 0:
+                        merged[name] = np.empty(shape, np.float32)
+                        island.receive(torch.from_numpy(merged[name]), rank)
+                    elif island.rank == rank:
+                        island.send(torch.from_numpy(own[name]), 0)
+            return merged
 
     def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
         """Whether all ranks leave now, by exceptions of this kind and after the same calls; waits 5 s for that."""
@@ -154,10 +229,41 @@ class ManyRanks:
         is_asked = issubclass(kind, SystemExit | KeyboardInterrupt) and not self._island.has_left
         return is_asked and self._island.agree(kind.__name__, _AGREE_S)
 
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the run; the other ranks learn of `error`. Idempotent."""
+        if error is not None:
+            self._island.leave(error)
+        try:
+            if self._running is not None:
+                super().close()
+        finally:
+            self._closing.close()
+            self._island.leave()
+
+    def _say_left(self, work: LastWork) -> None:
+        if self._island.rank == 0:
+            super()._say_left(self._last_work or work)
+
     @property
-    def _leader(self) -> SingleProcess:
-        assert self._leading is not None
-        return self._leading
+    def view(self) -> View:
+        """What the training loop may ask, as of the last meeting; the same at all ranks."""
+        own, views = self._exchange.view, [report.view for report in self._reports]
+        step_count = own.stats.step_count - views[0].stats.step_count  # since the meeting
+        total = sum_of([view.stats for view in views])
+        return View(
+            own.learner_id,
+            replace(
+                total,
+                step_count=own.stats.step_count,
+                token_count=own.stats.token_count,
+                unsent_step_count=total.unsent_step_count + step_count,
+                loss=own.stats.loss,
+            ),
+            None if views[0].progress is None else views[0].progress + step_count,
+            views[0].planned_step_count,
+            any(view.is_closed for view in views),
+            self._failure or next((view.failure for view in views if view.failure), None),
+        )
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -167,33 +273,55 @@ class ManyRanks:
             yield
         except BaseException as error:
             if isinstance(error, SkerryError):
-                self.view = self.view._replace(failure=error)
+                self._failure = error
             self.close(error)
             raise
 
-    def _meet(self, word: Word) -> list[Word]:
-        """Returns all ranks' words to the leader.
+    # Meetings.
+
+    def _meet_again(self, *, is_over: bool, is_late: bool) -> tuple[bool, bool]:
+        told = [report.told for report in self._meet(self._call, (is_over, is_late))]
+        return all(over for over, _ in told), told[0][1]
+
+    def _meet(self, call: str, told: Any = None) -> list[RankReport]:
+        """Returns what all ranks say at this call.
 
         Raises:
             StopExchangingError: RANKS_DIFFER.
         """
-        words = self._island.gather(word)
+        exchange, loop = self._exchange, self._thread.loop
+        own = RankReport(
+            call,
+            exchange.view,
+            self._boundary.waiting,
+            self._parameters.take_sums(),
+            self._transport.take_heard(),
+            told,
+        )
+        self._reports = reports = self._island.all_gather(own)
+        self._check(reports)
+        self._boundary.take_turns([report.waiting for report in reports])
+        loop.call_soon_threadsafe(self._transport.hear, reports[0].heard)
+        failures = [report.view.failure for report in reports if report.view.failure]
+        if failures and own.view.failure is None:
+            loop.call_soon_threadsafe(exchange.stop, failures[0])
+        # Where weights of one rank are not finite, all are restored at one step, for gradients spread it.
+        is_wanted = any(report.waiting.has_common_work for report in reports)
+        if is_wanted and own.waiting.has_common_work is False and (not self._restoring or self._restoring.done()):
+            error = PoisonedError("NON_FINITE", "weights of another rank are not finite")
+            self._restoring = self._thread.start(exchange.restore_poisoned(error))
+        return reports
+
+    def _check(self, reports: Sequence[RankReport]) -> None:
         calls = defaultdict(list)
-        for rank, said in enumerate(words):
-            calls[Call(said.call).name.lower()].append(rank)
+        for rank, report in enumerate(reports):
+            calls[report.call].append(rank)
         if len(calls) > 1:
             raise StopExchangingError(
                 "RANKS_DIFFER",
                 f"the ranks of an island must make the same calls in the same order. ranks={dict(calls)}",
             )
-        if words and word.call == Call.JOIN and len({said.fingerprint for said in words}) > 1:
-            raise StopExchangingError(
-                "RANKS_DIFFER",
-                "the ranks of an island must name the same run and learner, and have models of the same parameters, "
-                "types and frozen values. To make each process a learner of its own, give each a process_group of one "
-                "rank",
-            )
-        if words and word.call != Call.JOIN and (differing := self._parameters.differing(words)):
+        if differing := self._parameters.differing([report.sums for report in reports]):
             raise StopExchangingError(
                 "RANKS_DIFFER",
                 "the ranks' weights differ: after the last adoption they had to be equal. Train all ranks with the "
@@ -201,43 +329,33 @@ class ManyRanks:
                 "(DistributedDataParallel, fully_shard); ranks of tensor parallelism read the same batches. differing "
                 f"from the first rank that holds the same weights={differing}",
             )
-        return words
-
-    def _run(self, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returned at the leader, after doing what it takes at every rank."""
-        if self._island.is_leader:
-            result = work()
-            self._parameters.raise_failure()
-            order: dict[str, Any] = {"do": "end", "result": result, "view": view_to_json(self._leader.view)}
-            self._island.order(**order)
-        else:
-            while (order := self._island.ordered())["do"] != "end":
-                self._parameters.obey(order)
-        self.view = view_from_json(order["view"])
-        return order["result"]
 
 
-def view_to_json(view: View) -> list[Any]:
-    """Returns it as what JSON has."""
-    stats = {**vars(view.stats), "problem": _error_json(view.stats.problem)}
-    return [*view._replace(stats=None, failure=_error_json(view.failure)), stats]  # type: ignore[arg-type]  # JSON's
+_LARGEST: Final = ("unsent_step_count", "dropped_step_count", "stall_s_last", "stall_s_max")
 
 
-def view_from_json(values: list[Any]) -> View:
-    """Returns what `view_to_json` was made of."""
-    *others, stats = values
-    view = View(*others)
-    stats = Stats(**{**stats, "problem": _error(stats["problem"])})
-    return view._replace(stats=stats, failure=_error(others[-1]))
-
-
-def _error_json(error: SkerryError | None) -> list[str] | None:
-    return None if error is None else [error.reason, str(error)]
-
-
-def _error(values: list[str] | None) -> SkerryError | None:
-    return None if values is None else error_of(*values)
-
-
-def _fingerprint(*values: object) -> bytes:
-    return hashlib.sha256(repr(values).encode()).digest()[:16]
+def sum_of(ranks: Sequence[Stats]) -> Stats:
+    """Returns the statistics of ranks with different fragments as those of one learner."""
+    counts = {
+        name: sum(getattr(stats, name) for stats in ranks)
+        for name in Stats.__annotations__
+        if name.startswith(("bytes_", "parameters_", "deltas_"))
+    }
+    largest = {name: max(getattr(stats, name) for stats in ranks) for name in _LARGEST}
+    merged_count = max(1, counts["deltas_merged"])
+    means = {
+        name: sum(getattr(stats, name) * stats.deltas_merged for stats in ranks) / merged_count
+        for name in ("staleness", "waiting_s")
+    }
+    causes: Counter[str] = Counter()
+    for stats in ranks:
+        causes.update(stats.causes)
+    return replace(
+        ranks[0],
+        **counts,
+        **largest,
+        **means,
+        causes=dict(causes),
+        problem=next((stats.problem for stats in ranks if stats.problem), None),
+        versions={name: version for stats in ranks for name, version in stats.versions.items()},
+    )

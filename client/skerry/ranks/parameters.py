@@ -1,65 +1,47 @@
-"""The weights of a model that several processes hold, as the exchange at the leader reads and writes them.
+"""The weights of a model that several processes hold, as the exchange of one of them reads and writes them.
 
 Either every rank holds the whole model (DistributedDataParallel), or each holds a box of each tensor (`fully_shard`,
-tensor parallelism, or both). Several ranks may hold the same box: they are replicas of that tensor. What the exchange
-changes reaches all ranks at the same step boundary, by the leader's order. It sends whole fragments to all with the
-order; of shards each rank has got its share before, beside the training. For a delta, each rank copies its share, and
-all encode the delta together, also beside the training.
+tensor parallelism, or both). Several ranks may hold the same box: they are replicas of that tensor.
 
-A rank's share of a fragment is its boxes of the fragment's tensors, one after another, as one flat vector.
+While a rank has its turn (`skerry.ranks.turns`), its exchange copies and changes whole fragments. It tells the other
+ranks each such operation, and they take their part in it: shards of a copy are sent to the rank, and a change is sent
+to all. A rank's share of a fragment is its boxes of the fragment's tensors, one after another, as one flat vector; one
+share at a time is in memory beside the fragment.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
-from skerry.model.interface import UNLIMITED, EncodeFrames, EncodeTogether, PullTogether, Work
+from skerry.model.interface import UNLIMITED, EncodeFrames, Work
 from skerry.model.torch.parameters import TorchParameters
-from skerry.model.torch.shards import Box, Region, first_holders
-from skerry.net.transport import Transport
-from skerry.ranks.calls import RankCalls
-from skerry.ranks.deltas import IslandDeltas
-from skerry.ranks.downloads import IslandDownloads
-from skerry.ranks.frozen import frozen_digests
-from skerry.ranks.island import Call, Island, Word
-from skerry.ranks.spread import Shelf, Spread
+from skerry.model.torch.shards import Region, first_holders
+from skerry.ranks.frozen import untrained_of
+from skerry.ranks.island import Island
+from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
 
-# Columns of the table that a fingerprint sums up: a prime, so that no layout of a tensor has the same period.
-_FINGERPRINT_COLUMNS: Final = 4093
-_FINGERPRINT_BYTES: Final = 16
-# Where no rank holds the model, so many fragments move at a time: one is adopted while the next one is pulled. Of some
-# the leader has whole vectors.
-_MOVING_LIMIT: Final = 2
+_END: Final = ("end", "", (), ())
 
 
 class IslandParameters:
-    """The parameters of one rank, `own`; at the leader, as `Parameters`, those of the island.
+    """The parameters of one rank, `own`, and in its turn, as `Parameters`, those of the island.
 
     Raises:
         ValueError: the ranks together do not hold every tensor exactly once, replicas aside.
         StopExchangingError: RANKS_DIFFER: replicas have other frozen values, of parameters not allowed to differ.
     """
 
-    def __init__(
-        self,
-        island: Island,
-        own: TorchParameters,
-        open_transport: Callable[[], Transport],
-        *,
-        allow_other_frozen: bool | Collection[str],
-    ) -> None:
-        """Every rank makes one, at the same time; `open_transport`, called on an event loop, reaches the syncer."""
+    def __init__(self, island: Island, own: TorchParameters, *, allow_other_frozen: bool | Collection[str]) -> None:
+        """Every rank makes one, at the same time."""
         self._island = island
         self._own = own
         self.tensors = own.tensors
@@ -67,24 +49,21 @@ class IslandParameters:
         self.replaced = own.replaced
         self.enter_worker = own.enter_worker
         self.synchronize = own.synchronize
+        self.is_float32 = own.is_float32
         self._specs = {tensor.name: tensor for tensor in own.tensors}
         self._regions: list[Mapping[str, Region]] = island.all_gather(own.regions)
         # Of each tensor, for each rank, the first rank that holds the same part.
         self._holders = {name: first_holders([regions[name] for regions in self._regions]) for name in self._specs}
-        # The different ways in which tensors have replicas: without tensor parallelism, at most one.
-        self._replications = sorted(set(self._holders.values()) - {tuple(range(island.size))})
         self._is_whole = all(
             regions[name].shape == spec.shape for regions in self._regions for name, spec in self._specs.items()
         )
-        self._sums: list[list[torch.Tensor]] = [[] for _ in self._replications]
+        self._changed: list[str] = []  # fragments
+        self._sums: list[tuple[str, torch.Tensor]] = []  # of tensors that were changed and have replicas
         self._failure: BaseException | None = None
         self._check_cover()
-        self._frozen_digests = frozen_digests(island, own.frozen_shards, allow_other_frozen=allow_other_frozen)
-        self.shelf = None if self._is_whole else Shelf(island, self._specs, self._boxes, self._share_on_host)
-        self._calls = None if self.shelf is None else RankCalls(self.shelf, open_transport)
-        self._deltas = None if self._calls is None else IslandDeltas(self._calls, self._specs)
-        self._downloads = None if self._calls is None else IslandDownloads(self._calls, self._specs)
-        self.moving_limit = UNLIMITED if self._is_whole else _MOVING_LIMIT
+        self._untrained = untrained_of(island, own, allow_other_frozen=allow_other_frozen)
+        # Two whole vectors of a fragment are needed to adopt it: more at a time would be more than a rank has room for.
+        self.moving_limit = UNLIMITED if self._is_whole else 1
 
     def _check_cover(self) -> None:
         for name, spec in self._specs.items():
@@ -95,47 +74,34 @@ class IslandParameters:
                     f"all ranks of the model's mesh. parameter={name}, numel={spec.numel}, held={held}"
                 )
 
-    # What the exchange asks for, at the leader.
+    # What the exchange of the rank that has the turn asks for.
 
     def untrained(self) -> tuple[UntrainedTensor, ...]:
-        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
-        digests = self._frozen_digests
-        return tuple(replace(one, digest=digests.get(one.name, one.digest)) for one in self._own.untrained())
+        """Returns frozen parameters and persistent buffers."""
+        return self._untrained
 
     @property
     def encode(self) -> EncodeFrames:
         """The encoder for flat arrays, which are on the host unless every rank holds the whole model."""
         return self._own.encode if self._is_whole else encode_frames
 
-    @property
-    def encode_together(self) -> EncodeTogether | None:
-        """How all ranks encode a delta, each some of its parts, where no rank holds the whole model."""
-        return None if self._deltas is None else self._deltas.encode
-
-    @property
-    def pull_together(self) -> PullTogether | None:
-        """How all ranks download a version, each its range, where no rank holds the whole model."""
-        return None if self._downloads is None else self._downloads.pull
-
-    def is_float32(self, layout: FragmentLayout) -> bool:
-        """Whether every tensor of the fragment is float32."""
-        return self._own.is_float32(layout)
-
     def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns a vector for a snapshot, with its memory already allocated where it is not spread over the ranks."""
-        return self._own.buffer(layout) if self.shelf is None else Spread(self.shelf, layout.numel)
+        """Returns a vector for a snapshot, with its memory already allocated."""
+        return self._own.buffer(layout) if self._is_whole else vector(layout.numel)
+
+    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
+        """Returns the values where flat arrays are."""
+        return self._own.from_host(values) if self._is_whole else values
+
+    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
+        """Returns the values on the host."""
+        return self._own.to_host(values) if self._is_whole else values
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`."""
         if self._is_whole:
             return self._own.snapshot(layout, out)
-
-        def work() -> None:
-            out.bounds, out.layout = [], layout
-            self._order("snapshot", layout, key=out.key)
-            self._copy_share(layout, out.key)
-
-        return lambda: self._guarded(work)
+        return self._together("snapshot", layout, lambda: self._gather(layout, self._island.rank, out))
 
     def add(self, layout: FragmentLayout, shift: FlatArray) -> Work:
         """Returns a function that adds to the weights on all ranks."""
@@ -146,176 +112,164 @@ class IslandParameters:
         return self._change("load", layout, values)
 
     def is_finite(self, layout: FragmentLayout) -> bool:
-        """Whether every weight is a finite number."""
-        if self._is_whole:
-            return self._own.is_finite(layout)
-        self._order("is_finite", layout)
-        own = self._own.is_finite(layout)
-        return all(word.token_count for word in self._island.gather(Word(Call.STEP, int(own))))
+        """Whether every weight is a finite number, at all ranks."""
+        answers: list[bool] = []
+        self._together("is_finite", layout, lambda: answers.extend(self._are_finite(layout)))()
+        return all(answers)
 
-    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values where flat arrays are."""
-        return self._own.from_host(values) if self._is_whole else values
+    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray, *alpha: float) -> Work:
+        rank = self._island.rank
+        if not self._is_whole:
+            return self._together(kind, layout, lambda: self._scatter(kind, layout, rank, values, alpha), alpha)
+        own = getattr(self._own, kind)(layout, values, *alpha)
+        broadcast = self._own.ordered(lambda: self._island.broadcast(_as_tensor(values), rank), values)
 
-    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
-        """Returns the values on the host."""
-        return self._own.to_host(values) if self._is_whole else values
+        def work() -> None:
+            broadcast()
+            own()
+            self._note_change(layout)
 
-    def keep(self, values: FlatArray) -> FlatArray:
-        """Returns the values, spread over the ranks where no rank holds the whole model."""
-        return values if self.shelf is None or isinstance(values, Spread) else self.shelf.keep(values)
+        return self._together(kind, layout, work, alpha)
 
-    def close(self) -> None:
-        """Ends what the ranks do for the leader, and closes this one's connections to the syncer if it has its own."""
-        if self.shelf is not None:
-            self.shelf.close()
-        if self._calls is not None:
-            self._calls.close()
+    def _together(self, kind: str, layout: FragmentLayout, part: Work, alpha: tuple[float, ...] = ()) -> Work:
+        """Returns work that all ranks take part in; if it fails, the island is over, whatever the exchange makes of it.
 
-    def raise_failure(self) -> None:
-        """Raises the error that left the ranks with different weights, if there was one."""
+        `part` is this rank's.
+        """
+        names = tuple(tensor.name for tensor in layout.tensors)
+
+        def work() -> None:
+            try:
+                self._island.tell(self._island.rank, (kind, layout.name, names, alpha))
+                part()
+            except BaseException as error:
+                self._failure = error
+                raise
+
+        return work
+
+    def end_turn(self) -> None:
+        """Lets the other ranks go on; raises the error that left the ranks with different weights, if there was one."""
         if self._failure is not None:
             raise self._failure
-
-    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray) -> Work:
-        if self.shelf is None:
-            own = getattr(self._own, kind)(layout, values)
-            broadcast = self._own.ordered(lambda: self._island.broadcast(_as_tensor(values)), values)
-
-            def work() -> None:
-                self._order(kind, layout)
-                broadcast()
-                own()
-                self._note_change(layout)
-        else:
-            shares = self.shelf.shares(self.keep(values), layout)
-
-            def work() -> None:
-                self._order(kind, layout, key=shares.key)
-                self._apply(kind, layout, shares.key)
-
-        return lambda: self._guarded(work)
-
-    def _guarded(self, work: Work) -> None:
-        """Does work that all ranks take part in; if it fails, the island is over, whatever the exchange makes of it."""
-        try:
-            work()
-        except BaseException as error:
-            self._failure = error
-            raise
-
-    def _order(self, kind: str, layout: FragmentLayout, **others: int) -> None:
-        names = [tensor.name for tensor in layout.tensors]
-        self._island.order(do=kind, fragment=layout.name, tensors=names, **others)
-
-    def _boxes(self, layout: FragmentLayout, *, once: bool) -> list[list[Box]]:
-        """Returns what each rank holds of a fragment; with `once`, of replicas what the first one holds."""
-        return [
-            [
-                Box(first, spec.shape, self._regions[rank][spec.name])
-                for spec, first in zip(layout.tensors, layout.offsets, strict=True)
-                if self._regions[rank][spec.name].numel and not (once and self._holders[spec.name][rank] != rank)
-            ]
-            for rank in range(self._island.size)
-        ]
+        self._island.tell(self._island.rank, _END)
 
     # What every rank does.
 
-    def obey(self, order: Mapping[str, Any]) -> None:
-        """Does what the leader has ordered, at another rank."""
-        kind: str = order["do"]
-        layout = FragmentLayout(order["fragment"], tuple(self._specs[name] for name in order["tensors"]))
-        if kind == "is_finite":
-            self._island.gather(Word(Call.STEP, int(self._own.is_finite(layout))))
-        elif kind == "snapshot":
-            self._copy_share(layout, order["key"])
-        elif "key" in order:
-            self._apply(kind, layout, order["key"])
-        else:
-            values = self._own.buffer(layout)
-            self._island.broadcast(_as_tensor(values))
-            getattr(self._own, kind)(layout, values)()
-            self._note_change(layout)
+    def obey(self, rank: int) -> None:
+        """Takes part in what a rank does in its turn, until that ends."""
+        while (order := self._island.tell(rank)) != _END:
+            kind, fragment, names, alpha = order
+            layout = FragmentLayout(fragment, tuple(self._specs[name] for name in names))
+            if kind == "is_finite":
+                self._are_finite(layout)
+            elif kind == "snapshot":
+                self._gather(layout, rank)
+            elif not self._is_whole:
+                self._scatter(kind, layout, rank, None, alpha)
+            else:
+                values = self._own.buffer(layout)
+                self._island.broadcast(_as_tensor(values), rank)
+                getattr(self._own, kind)(layout, values, *alpha)()
+                self._note_change(layout)
 
-    def _apply(self, kind: str, layout: FragmentLayout, key: int) -> None:
-        """Changes this rank's share of a fragment by what the shelf has for it; returns at the leader when all have."""
-        assert self.shelf is not None
+    def _are_finite(self, layout: FragmentLayout) -> list[bool]:
+        return self._island.all_gather(self._own.is_finite(layout))
+
+    def _gather(self, layout: FragmentLayout, owner: int, out: NDArray[np.float32] | None = None) -> None:
+        """Copies the weights of a fragment to `out` at its owner; of replicas the first one sends."""
+        island = self._island
+        for rank in range(island.size):
+            names = [one.name for one in layout.tensors if self._holders[one.name][rank] == rank]
+            share = self._share(layout, rank, names)
+            if not share.numel or island.rank not in (owner, rank):
+                continue
+            if island.rank == rank:
+                values = self._own.buffer(share)
+                self._own.snapshot(share, values)()
+                values = torch.from_numpy(self._own.to_host(values))
+            else:
+                values = torch.empty(share.numel, dtype=torch.float32, device="cpu")
+                island.receive(values, rank)
+            if out is None:
+                island.send(values, owner)
+            else:
+                for place, piece in self._pieces(layout, rank, torch.from_numpy(out), values, names):
+                    place.copy_(piece)
+
+    def _scatter(
+        self,
+        kind: str,
+        layout: FragmentLayout,
+        owner: int,
+        values: NDArray[np.float32] | None,
+        alpha: tuple[float, ...],
+    ) -> None:
+        """Changes the weights of a fragment at all ranks by the owner's `values`."""
+        island = self._island
         self._own.reshard()
-        values = self._own.from_host(self.shelf.things[key].numpy())
-        getattr(self._own, kind)(self._share(layout, self._island.rank, self._specs), values)()
+        for rank in [other for other in range(island.size) if other != owner] + [owner]:
+            share = self._share(layout, rank, self._specs)
+            if not share.numel or island.rank not in (owner, rank):
+                continue
+            held = torch.empty(share.numel, dtype=torch.float32, device="cpu")
+            if values is None:
+                island.receive(held, owner)
+            else:
+                for place, piece in self._pieces(layout, rank, torch.from_numpy(values), held, self._specs):
+                    piece.copy_(place)
+            if island.rank != rank:
+                island.send(held, rank)
+            else:
+                getattr(self._own, kind)(share, self._own.from_host(held.numpy()), *alpha)()
         self._note_change(layout)
-        self._island.gather(Word(Call.STEP))
 
-    def _copy_share(self, layout: FragmentLayout, key: int) -> None:
-        """Copies this rank's share of a fragment, for the shelf; returns at the leader when all ranks have."""
-        assert self.shelf is not None
-        rank = self._island.rank
-        names = {one.name for one in layout.tensors if self._holders[one.name][rank] == rank}
-        self.shelf.things[key] = self._own_copy(layout, names)
-        self._island.gather(Word(Call.STEP))
-
-    def _share_on_host(self, share: FlatArray) -> NDArray[np.float32]:
-        self._own.synchronize()
-        return self._own.to_host(share)
-
-    def _share(self, layout: FragmentLayout, rank: int, names: Container[str]) -> FragmentLayout:
+    def _share(self, layout: FragmentLayout, rank: int, names: Collection[str]) -> FragmentLayout:
         """Returns the layout of a rank's share of a fragment, of the named tensors."""
         regions = self._regions[rank]
-        return FragmentLayout(
-            layout.name,
-            tuple(TensorSpec(one.name, regions[one.name].shape) for one in layout.tensors if one.name in names),
-        )
+        held = (one.name for one in layout.tensors if one.name in names and regions[one.name].numel)
+        return FragmentLayout(layout.name, tuple(TensorSpec(name, regions[name].shape) for name in held))
 
-    def _own_copy(self, layout: FragmentLayout, names: Container[str]) -> FlatArray:
-        """Returns a copy of this rank's share of a fragment, of the named tensors."""
-        share = self._share(layout, self._island.rank, names)
-        values = self._own.buffer(share)
-        if share.tensors:
-            self._own.snapshot(share, values)()
-        return values
+    def _pieces(
+        self, layout: FragmentLayout, rank: int, whole: torch.Tensor, share: torch.Tensor, names: Collection[str]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields for each box of a rank's share its place in the fragment, and its place in the share, as views."""
+        start = 0
+        for spec, first in zip(layout.tensors, layout.offsets, strict=True):
+            region = self._regions[rank][spec.name]
+            if spec.name in names and region.numel:
+                box = whole[first : first + spec.numel].view(spec.shape)[region.slices]
+                yield box, share[start : start + region.numel].view(region.shape)
+                start += region.numel
 
     def _note_change(self, layout: FragmentLayout) -> None:
-        """Sums up the weights that have replicas after a change; nothing waits for a GPU until `take_fingerprint`."""
-        for holders, sums in zip(self._replications, self._sums, strict=True):
-            if names := {one.name for one in layout.tensors if self._holders[one.name] == holders}:
-                sums.append(_summed(_as_tensor(self._own_copy(layout, names))))
+        """Sums up the weights that have replicas after a change; nothing waits for a GPU until `take_sums`."""
+        self._changed.append(layout.name)
+        replicated = [one.name for one in layout.tensors if len({*self._holders[one.name]}) < self._island.size]
+        self._sums += [(name, self._own.bits_sum(name)) for name in replicated]
 
-    def take_fingerprint(self) -> bytes:
-        """Returns what replicas must agree on: the weights of what was changed since the last call, summed up.
+    def take_changed(self) -> tuple[str, ...]:
+        """Returns the fragments that were changed since the last call, the same at every rank."""
+        changed, self._changed = self._changed, []
+        return tuple(dict.fromkeys(changed))
 
-        One digest for each way in which tensors have replicas.
-        """
-        taken, self._sums = self._sums, [[] for _ in self._replications]
-        return b"".join(
-            hashlib.sha256(repr([one.tolist() for one in sums]).encode()).digest()[:_FINGERPRINT_BYTES]
-            for sums in taken
-        )
+    def take_sums(self) -> list[tuple[str, int]]:
+        """Returns what replicas must agree on: sums over the bits of the tensors changed since the last call."""
+        taken, self._sums = self._sums, []
+        values = torch.stack([value for _, value in taken]).tolist() if taken else []
+        return [(name, value) for (name, _), value in zip(taken, values, strict=True)]
 
-    def differing(self, words: list[Word]) -> list[int]:
+    def differing(self, sums: Sequence[Sequence[tuple[str, int]]]) -> list[int]:
         """Returns the ranks whose weights are not those of the first rank that holds the same parts."""
         return sorted(
             {
                 rank
-                for place, holders in enumerate(self._replications)
-                for rank, first in enumerate(holders)
-                if _digest_at(place, words[rank]) != _digest_at(place, words[first])
+                for place, (name, _) in enumerate(sums[0])
+                for rank, first in enumerate(self._holders[name])
+                if sums[rank][place] != sums[first][place]
             }
         )
 
 
-def _digest_at(place: int, word: Word) -> bytes:
-    return word.fingerprint[place * _FINGERPRINT_BYTES : (place + 1) * _FINGERPRINT_BYTES]
-
-
 def _as_tensor(values: FlatArray) -> torch.Tensor:
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-
-
-def _summed(values: torch.Tensor) -> torch.Tensor:
-    """Returns two sums over the bits of float32 values, which differ if a bit, or the order, does."""
-    bits = values.view(torch.int32)
-    whole = bits.numel() - bits.numel() % _FINGERPRINT_COLUMNS
-    columns = bits[:whole].view(-1, _FINGERPRINT_COLUMNS).sum(0, dtype=torch.int64)
-    places = torch.arange(1, _FINGERPRINT_COLUMNS + 1, device=bits.device)
-    rest = bits[whole:].to(torch.int64)
-    return torch.stack([bits.sum(dtype=torch.int64), (columns * places).sum() + (rest * places[: rest.numel()]).sum()])

@@ -148,11 +148,11 @@ def fail(rank: Rank, how: str, who: int) -> None:
     with learner_of(model, rank) as learner:
         for count in range(10_000):
             time.sleep(0.002)  # a failure may have to wait for the next adoption
+            if is_it and count == 3:
+                _fail(how, model, learner)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * (1 + (is_it and how == "drift")))
-            if is_it and count == 3:
-                _fail(how, model, learner)
             learner.step(tokens=-1 if is_it and how == "tokens" and count == 3 else 5)
 
 

@@ -7,11 +7,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,10 +22,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from skerry import Learner, attach
-from skerry.errors import error_of
-from skerry.model.torch import untrained as torch_untrained
-from skerry.net.grpc_transport import GrpcTransport
-from skerry.v1 import exchange_pb2 as v1
 from tests.integration.ranks.ddp_programs import learner_of
 from tests.integration.ranks.ranks import Rank, loss_of, network
 
@@ -205,10 +200,7 @@ def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tu
             _train(trained, optimizer, step, rank, layout)
             learner.step(tokens=24 // rank.count)
         _exchange_all(learner, rank)
-        merged = learner.merged_weights() if rank.number == 0 else {}
-        learner.step(tokens=24 // rank.count)
-        if rank.number > 0:
-            merged = learner.merged_weights()
+        merged = learner.merged_weights()
         assert learner.leave(60.0, load_merged=True)
     return merged, weights_of(model)
 
@@ -230,9 +222,9 @@ def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
     for number in (1, 4):
         other: Any = network(seeds[rank.number])
         model[number] = other[number].requires_grad_(False)
-    sharded(model, layout)
-    with patch.object(torch_untrained, "PIECE_BYTES", 40):  # ten elements, so that a tensor takes several pieces
-        learner_of(model, rank).close()
+    if layout.shape:
+        sharded(model, layout)
+    learner_of(model, rank).close()
 
 
 def close_after_the_groups(rank: Rank, layout: Layout) -> None:
@@ -271,40 +263,3 @@ def attach_fsdp1(rank: Rank, uses_orig_params: bool) -> None:
         model, torch.optim.SGD(model.parameters()), tokens_per_step=1, target=rank.target, run="theirs",
         learner_id="island", create=True,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """What a rank has adopted, and how many bytes it has downloaded since it joined."""
-
-    version: int
-    weights: Weights
-    received_bytes: int
-
-
-def adopt_large(rank: Rank, layout: Layout, options: dict[str, Any], cut_off: int | None = None) -> Adopted:
-    """Trains a matrix of several leaves until all work is merged and adopted; rank `cut_off` can't download."""
-    received, own = 0, GrpcTransport.pull_fragment
-
-    async def pull_fragment(
-        self: GrpcTransport, request: v1.PullFragmentRequest
-    ) -> AsyncGenerator[v1.PullFragmentResponse, None]:
-        nonlocal received
-        if rank.number == cut_off:
-            raise error_of("UNREACHABLE", "no way out")
-        async for response in own(self, request):
-            received += len(response.data.data)
-            yield response
-
-    torch.manual_seed(0)
-    model: Any = nn.Linear(1024, 4000, bias=False)
-    fully_shard(model, mesh=init_device_mesh("cpu", layout.shape))
-    with patch.object(GrpcTransport, "pull_fragment", pull_fragment), learner_of(model, rank, **options) as learner:
-        joined = received
-        for _ in range(2):
-            with torch.no_grad():
-                model.weight.to_local().add_(0.01)
-            learner.step(tokens=5)
-            _exchange_all(learner, rank)
-        (version,) = learner.stats.versions.values()
-        return Adopted(version, weights_of(model), received - joined)

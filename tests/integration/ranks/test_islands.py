@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from skerry.errors import RefusedError, StopExchangingError
-from skerry.ranks.member import view_from_json, view_to_json
-from skerry.stats import Stats, View
 from tests.integration.ranks import ddp_programs
 from tests.integration.ranks.ranks import run, values
 
@@ -104,20 +99,6 @@ def test_ranks_with_other_frozen_weights_are_refused_unless_allowed(target: str,
     assert values(run(tmp_path / "named", ddp_programs.join_with_frozen, 2, target, (1, 2), by_name)) == [1, 1]
     ends = run(tmp_path / "another", ddp_programs.join_with_frozen, 2, target, (1, 2), ["frozen.bias"])
     assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
-
-
-def test_what_a_rank_sees_of_the_leader_keeps_its_errors() -> None:
-    problem, failure = RefusedError("STORE_FULL", "no room"), StopExchangingError("RUN_DELETED", "gone")
-    seen = view_from_json(
-        json.loads(json.dumps(view_to_json(View("us", Stats(problem=problem), 2.5, 9, True, failure))))
-    )
-    assert (seen.learner_id, seen.progress, seen.planned_step_count, seen.is_closed) == ("us", 2.5, 9, True)
-    assert seen.stats.problem is not None
-    assert seen.failure is not None
-    assert (seen.stats.problem.reason, str(seen.stats.problem)) == ("STORE_FULL", "no room")
-    assert (seen.failure.reason, str(seen.failure)) == ("RUN_DELETED", "gone")
-    again = pickle.loads(pickle.dumps(failure))
-    assert (type(again), again.reason, str(again)) == (StopExchangingError, "RUN_DELETED", "gone")
 
 
 def test_a_rank_without_a_learner_is_named(target: str, tmp_path: Path) -> None:

@@ -85,15 +85,6 @@ def test_a_plan_that_leaves_a_part_out_does_not_lead_to_its_target() -> None:
         applier.finish()
 
 
-def test_a_span_refuses_objects_whose_digest_is_not_the_plans() -> None:
-    course = Course()
-    plan = course.applier(4, course.weights).plan
-    plan.objects[0].digest = bytes(32)
-    applier = PlanApplier(LAYOUT, plan, course.start, (0, 160))
-    with pytest.raises(CorruptDownloadError, match="digest"):
-        applier.feed(0, 0, course.data[0])
-
-
 def test_a_whole_fragment_with_a_wrong_bit_is_refused_at_the_end() -> None:
     course = Course()
     wrong = course.weights.copy()
@@ -103,16 +94,3 @@ def test_a_whole_fragment_with_a_wrong_bit_is_refused_at_the_end() -> None:
         applier.feed(index, 0, data)
     with pytest.raises(CorruptDownloadError, match="weights differ"):
         applier.finish()
-
-
-@pytest.mark.parametrize(("first", "stop", "wanted"), [(0, 160, [0, 2]), (160, LAYOUT.numel, [1, 3]), (160, 160, [])])
-def test_of_a_span_only_its_objects_are_wanted(first: int, stop: int, wanted: list[int]) -> None:
-    course = Course()
-    start = np.full_like(course.start, np.nan)
-    start[first:stop] = course.start[first:stop]
-    applier = PlanApplier(LAYOUT, course.applier(4, course.weights).plan, start, (first, stop))
-    for index in wanted:
-        assert not applier.is_complete
-        applier.feed(index, 0, course.data[index])
-    assert applier.is_complete
-    np.testing.assert_array_equal(applier.finish().view(np.uint32), course.weights[first:stop].view(np.uint32))

@@ -6,15 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from blake3 import blake3
 from torch import nn
 
 from skerry import ArrayLearner, Learner, RefusedError, RunsClient
 from skerry.exchange.untrained import recorded
-from skerry.model.torch.untrained import untrained_tensors
 from skerry.wire.untrained import UntrainedTensor
 from tests.support.heard_logs import heard_logs
 
@@ -53,7 +50,6 @@ def test_a_run_records_the_rest_of_its_model_and_wrappers_do_not_matter(target: 
     assert found.keys() == FROZEN | BUFFERS
     assert {name for name, one in found.items() if one.digest} == FROZEN
     assert (found["packed"].shape, found["packed"].dtype) == ((5,), "uint8")
-    assert found["base.weight"].digest == blake3(model.base.weight.numpy().tobytes()).digest()
     _attach(target, Adapted(), "another")
 
 
@@ -145,31 +141,6 @@ def test_that_a_run_has_no_record_of_frozen_parameters_is_said(target: str) -> N
 
 def test_a_model_without_anything_else_attaches_without_a_word(target: str) -> None:
     assert _attach(target, nn.Linear(2, 2)) == []
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(6.0).reshape(2, 3).T,
-        torch.tensor(3.5, dtype=torch.bfloat16),
-        torch.zeros(0, 4),
-        torch.tensor([True, False]),
-        torch.arange(4.0).to(torch.float8_e4m3fn),
-        torch.complex(torch.ones(3), torch.zeros(3)),
-    ],
-)
-def test_a_digest_is_of_the_values_in_their_own_type(tensor: torch.Tensor) -> None:
-    (found,) = untrained_tensors({"w": tensor}, {})
-    raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
-    assert found == UntrainedTensor("w", tuple(tensor.shape), str(tensor.dtype)[6:], blake3(raw).digest())
-
-
-def test_a_large_tensor_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.arange(1000, dtype=torch.int16)
-    whole = untrained_tensors({"w": tensor}, {})
-    monkeypatch.setattr("skerry.model.torch.untrained.PIECE_BYTES", 7)
-    assert untrained_tensors({"w": tensor}, {}) == whole
-    assert whole[0].digest == blake3(np.arange(1000, dtype="<i2").tobytes()).digest()
 
 
 def test_a_parameter_that_is_not_in_memory_is_not_compared(target: str) -> None:

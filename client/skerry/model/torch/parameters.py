@@ -20,14 +20,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
 from skerry.model.interface import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
-from skerry.model.torch.shards import is_cut, is_sharded, local_part, region_of
-from skerry.model.torch.untrained import is_readable, persistent_buffers, pieces, untrained_tensors
+from skerry.model.torch.shards import is_sharded, local_part, region_of
+from skerry.model.torch.untrained import (
+    FrozenPart,
+    checksum,
+    frozen_parts,
+    is_readable,
+    persistent_buffers,
+    untrained_tensors,
+)
 from skerry.runtime.logs import get_logger
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
-from skerry.wire.untrained import UntrainedTensor, values_digest
+from skerry.wire.untrained import UntrainedTensor
 
 _log = get_logger(__name__)
 
@@ -59,7 +66,7 @@ class _Loads:
         self._were_others = False  # before the first of these was loaded
         self._outermost: torch.nn.Module | None = None  # that is loaded just now
         # By tensor, the digest of its values when the first of these state dicts was loaded; None if it is not known.
-        self._changed: dict[int, bytes | None] = {}
+        self._changed: dict[int, int | None] = {}
         self._handles = [
             handle
             for module in model.modules()
@@ -243,8 +250,6 @@ class TorchParameters:
     """
 
     moving_limit = UNLIMITED
-    encode_together = None
-    pull_together = None
 
     def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor], copies: CopyOf | None = None) -> None:
         """`copies` returns the optimizer's copy of a parameter, which changes with it."""
@@ -293,18 +298,12 @@ class TorchParameters:
         self._attached = attached = _Attached(model, watched, lambda: self._write_count in {None, self._count_writes()})
         self.release, self.look_again = attached.release, attached.look_again
         self._model = model
-        self._untrained: tuple[UntrainedTensor, ...] | None = None
         # Of tensors by name nobody has said which are frozen: some may count batches.
         # And what shares memory with those that are trained changes with them.
         changing = {name for pair in pairs if not watched.keys().isdisjoint(pair) for name in pair}
         others = given.keys() - watched.keys() - changing
         self._frozen = {} if given is model else {name: one for name, one in given.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
-
-    @property
-    def frozen_shards(self) -> Mapping[str, torch.Tensor]:
-        """The frozen parameters of which this process holds a part."""
-        return {name: one for name, one in self._frozen.items() if one.numel() and is_cut(one) and is_readable(one)}
 
     def check_in_memory(self) -> None:
         """Raises ValueError if the parameters have no values yet."""
@@ -324,11 +323,19 @@ class TorchParameters:
         """Has fully_shard forget gathered weights: the next pass would use them, and not what was adopted."""
         reshard(self._model)
 
-    def untrained(self) -> tuple[UntrainedTensor, ...]:
-        """Returns frozen parameters and persistent buffers; the first call reads what is whole here of the former."""
-        if self._untrained is None:
-            self._untrained = untrained_tensors(self._frozen, self._buffers)
-        return self._untrained
+    def frozen_parts(self) -> dict[str, FrozenPart]:
+        """Returns what this process holds of the frozen parameters; reads all of it."""
+        return frozen_parts(self._frozen)
+
+    def untrained(self, parts: Mapping[str, Iterable[FrozenPart]] | None = None) -> tuple[UntrainedTensor, ...]:
+        """Returns frozen parameters and persistent buffers; `parts` has what is held of the former, here by default."""
+        if parts is None:
+            parts = {name: [part] for name, part in self.frozen_parts().items()}
+        return untrained_tensors(self._frozen, self._buffers, parts)
+
+    def bits_sum(self, name: str) -> torch.Tensor:
+        """Returns a checksum of what this process holds of a parameter."""
+        return checksum(self._tensors[name])
 
     @property
     def encode(self) -> EncodeFrames:
@@ -407,10 +414,6 @@ class TorchParameters:
     def to_host(self, values: FlatArray) -> NDArray[np.float32]:
         """Returns the values on the host."""
         return values if self._is_on_host else values.cpu().numpy()  # type: ignore[no-any-return]
-
-    def keep(self, values: FlatArray) -> FlatArray:
-        """Returns `values`."""
-        return values
 
     def enter_worker(self) -> None:
         """Has this thread queue on the workers' stream, so that it and training don't wait for each other."""
@@ -530,8 +533,8 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _digest(tensor: torch.Tensor) -> bytes:
-    return values_digest(pieces(local_part(tensor)))
+def _digest(tensor: torch.Tensor) -> int:
+    return int(checksum(local_part(tensor.detach())))
 
 
 def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,68 +26,9 @@ class Region(NamedTuple):
         return tuple(slice(start, start + size) for start, size in zip(self.first, self.shape, strict=True))
 
 
-class Box(NamedTuple):
-    """What one rank holds of a tensor, by its place in a flat vector. Its elements are in the vector's order."""
-
-    offset: int  # of the tensor's first element
-    shape: tuple[int, ...]  # of the whole tensor
-    region: Region
-
-    def count_before(self, element: int) -> int:
-        """Returns how many of its elements lie before an element of the vector."""
-        stride, inner = math.prod(self.shape), self.region.numel
-        if element >= self.offset + stride:
-            return inner
-        rest, count = max(0, element - self.offset), 0
-        for size, first, held in zip(self.shape, *self.region, strict=True):
-            stride, inner = stride // size, inner // held
-            index, rest = divmod(rest, stride)
-            count += min(max(0, index - first), held) * inner
-            if not first <= index < first + held:
-                break
-        return count
-
-    def views(self, values: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
-        """Yields, in order, views of what a range of the vector has of it; `values` is the range from `first` on."""
-        start = max(first, self.offset)
-        stop = min(first + len(values), self.offset + math.prod(self.shape))
-        if start < stop:
-            yield from _views(values[start - first : stop - first], start - self.offset, self.shape, self.region)
-
-
-def _views(values: torch.Tensor, first: int, shape: tuple[int, ...], region: Region) -> Iterator[torch.Tensor]:
-    """Yields what a range of a tensor, which begins at its element `first`, has of a region."""
-    if not shape:
-        yield values
-        return
-    (lowest, *_), (held, *_) = region
-    inside = Region(region.first[1:], region.shape[1:])
-    row = math.prod(shape[1:])
-    while len(values):
-        index, at = divmod(first, row)
-        count = 0 if at else len(values) // row
-        if count:
-            rows = values[: count * row].view(count, *shape[1:])
-            low, high = max(lowest - index, 0), min(lowest + held - index, count)
-            if low < high:
-                yield rows[(slice(low, high), *inside.slices)]
-        elif lowest <= index < lowest + held:
-            yield from _views(values[: row - at], at, shape[1:], inside)
-        taken = count * row or row - at
-        values, first = values[taken:], first + taken
-
-
 def is_sharded(tensor: object) -> bool:
     """Whether it is a DTensor."""
     return hasattr(tensor, "to_local")  # DTensor's module is not imported unless it is used
-
-
-def is_cut(tensor: torch.Tensor) -> bool:
-    """Whether other processes hold parts of a tensor that this one does not, or is a sum of what they hold."""
-    if not is_sharded(tensor):
-        return False
-    sizes, placements = tensor.device_mesh.shape, tensor.placements  # type: ignore[attr-defined]
-    return any(size > 1 and not one.is_replicate() for size, one in zip(sizes, placements, strict=True))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from skerry.model.torch.shards import is_cut, local_part
-from skerry.wire.untrained import UntrainedTensor, values_digest
+from skerry.model.torch.shards import Region, local_part, region_of
+from skerry.wire.digests import DIGEST_SIZE
+from skerry.wire.untrained import UntrainedTensor
 
-# Copied from a GPU, or gathered from other ranks, at a time.
-PIECE_BYTES: Final = 2**26
+# Elements that are summed up at a time, as int64.
+_PIECE_NUMEL: Final = 2**22
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class FrozenPart(NamedTuple):
+    """What a process holds of a frozen parameter."""
+
+    region: Region
+    checksum: int
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -24,25 +33,39 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"{path}.{name}" if path else name, buffer
 
 
-def untrained_tensors(
-    frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
-) -> tuple[UntrainedTensor, ...]:
-    """Returns frozen parameters with the digests of their values, and buffers without; reads all of the former.
+def frozen_parts(frozen: Mapping[str, torch.Tensor]) -> dict[str, FrozenPart]:
+    """Returns what this process holds of frozen parameters, with checksums of their values; reads all of it.
 
-    A parameter that can't be read here has no digest either: it is on the meta device, sparse, nested, of a quantised
-    type, or this process holds a part of it.
+    Those that can't be read are left out: on the meta device, sparse, nested or of a quantised type.
     """
+    parts = {}
+    for name, tensor in frozen.items():
+        if is_readable(tensor):
+            region = region_of(name, tensor)
+            parts[name] = FrozenPart(region, int(checksum(local_part(tensor.detach()), region.first)))
+    return parts
+
+
+def untrained_tensors(
+    frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], parts: Mapping[str, Iterable[FrozenPart]]
+) -> tuple[UntrainedTensor, ...]:
+    """Returns frozen parameters and buffers. Those have checksums of which all elements are in `parts`, each once."""
     return tuple(
         UntrainedTensor(
             name,
             () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
-            values_digest(pieces(local_part(tensor)))
-            if name in frozen and is_readable(tensor) and not is_cut(tensor)
-            else b"",
+            _combined(tensor, parts.get(name, ())),
         )
         for name, tensor in {**frozen, **buffers}.items()
     )
+
+
+def _combined(tensor: torch.Tensor, parts: Iterable[FrozenPart]) -> bytes:
+    held = [*parts]
+    if not held or sum(part.region.numel for part in held) != tensor.numel():
+        return b""
+    return (sum(part.checksum for part in held) % 2**64).to_bytes(DIGEST_SIZE)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -53,12 +76,25 @@ def is_readable(tensor: torch.Tensor) -> bool:
     return part.device.type != "meta" and not is_traceable_wrapper_subclass(part)
 
 
-def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yields the tensor's bytes in row-major order."""
-    for piece in as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous()).split(PIECE_BYTES):  # type: ignore[no-untyped-call]
-        yield piece.cpu().numpy().data
+def checksum(tensor: torch.Tensor, first: Sequence[int] = ()) -> torch.Tensor:
+    """Returns the sum over all elements of their bits, times the product of their indices from 1 on, modulo 2^64.
 
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a contiguous tensor, which share its memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+    `first` is the index of the tensor's first element in a tensor of which it is a box: sums of boxes add up to that
+    of the whole. On a GPU nothing waits for the sum.
+    """
+    if not tensor.dim():
+        tensor = tensor.reshape(1)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    bits = tensor.view(_INTEGERS[tensor.element_size()])
+    first = [*first, *[0] * (bits.dim() - len(first))]
+    rows = max(1, _PIECE_NUMEL * len(bits) // max(1, bits.numel()))
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), rows):
+        piece = bits[start : start + rows]
+        for dim in reversed(range(bits.dim())):
+            begin = first[dim] + 1 + (start if dim == 0 else 0)
+            indices = torch.arange(begin, begin + piece.shape[dim], device=bits.device)
+            piece = (piece * indices).sum(dim)
+        total += piece
+    return total

@@ -1,12 +1,13 @@
-"""Peak memory of the ranks of an island with `fully_shard`, over what the same training takes without Skerry.
+"""What the ranks of a learner with `fully_shard` pay: peak memory over training alone, and time in `step`.
 
-    python -m benchmarks.rank_memory [--ranks 4] [--versions 2]
+    python -m benchmarks.speed.ranks [--ranks 4] [--versions 2]
 
 Each rank trains a model of 50M parameters in float32, alone and then as a learner of a run, until every fragment has
 some versions; the peak is that of its resident size after two real steps, which includes joining. The other steps are
 made up, since gathering the layers takes seconds a step on two cores, and hold no gradients, which come on top. The
 same for a model of 2M parameters says what libraries, compiled kernels and connections take; the difference between the
-two is given in shards. The processes run with MALLOC_MMAP_THRESHOLD_=65536, without which glibc keeps freed vectors.
+two is given in shards. Of the time in `step` the median is printed, and the longest, in which fragments of 8M
+parameters moved. The processes run with MALLOC_MMAP_THRESHOLD_=65536, without which glibc keeps freed vectors.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import argparse
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -58,7 +61,7 @@ def _make_up_a_step(model: nn.Module) -> None:
 def _rank(
     connection: Connection, number: int, count: int, *, folder: str, layers: int, target: str, versions: int
 ) -> None:
-    """Trains on one rank; answers the peak of its resident size, the fragments and the steps."""
+    """Trains on one rank; answers the peak of its resident size, the fragments and the seconds of its steps."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = distributed.FileStore(folder, count)  # type: ignore[attr-defined]
@@ -74,18 +77,19 @@ def _rank(
     for _ in range(_REAL_STEPS):
         _train(model)
     forget_peak(os.getpid())  # which gradients have raised; they come on top of what is measured
-    fragments, steps = 0, 0
+    fragments, taken_s = 0, [0.0]
     if target:
         with Learner(model, target=target, run="memory", learner_id="island", create=True) as learner:
             while min(learner.stats.versions.values()) < versions:
                 _make_up_a_step(model)
+                begin_s = time.perf_counter()
                 learner.step(tokens=2)
-                steps += 1
+                taken_s.append(time.perf_counter() - begin_s)
             fragments = len(learner.stats.versions)
     else:
         for _ in range(_ALONE_STEPS):
             _make_up_a_step(model)
-    connection.send((status_bytes(os.getpid(), "VmHWM"), fragments, steps))
+    connection.send((status_bytes(os.getpid(), "VmHWM"), fragments, taken_s))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -107,7 +111,9 @@ def _peaks(layers: int, count: int, target: str, versions: int, folder: Path) ->
     for rank in ranks:
         rank.join()
     if target:
-        print(f"{layers} layers: {answers[0][1]} fragments, {answers[0][2]} steps", flush=True)
+        _, fragments, taken_s = answers[0]
+        times = f"median {median(taken_s) * 1e3:.1f} ms, longest {max(taken_s) * 1e3:.1f} ms"
+        print(f"{layers} layers: {fragments} fragments, {len(taken_s)} steps, {times}", flush=True)
     return [peak / _MIB for peak, *_ in answers]
 
 

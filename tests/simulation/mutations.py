@@ -54,14 +54,14 @@ class Mutation:
 
 def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
     """A push that was tried before goes out under another id."""
-    push_once = FragmentExchange._push_once
+    push_once = FragmentExchange._push
 
     async def renamed(self: FragmentExchange) -> None:
         if isinstance(self.state, Sending) and self.state.was_tried:
             self.state.delta.header.delta_id = self._session.entropy.hex_id()
         await push_once(self)
 
-    patch.setattr(FragmentExchange, "_push_once", renamed)
+    patch.setattr(FragmentExchange, "_push", renamed)
 
 
 def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:

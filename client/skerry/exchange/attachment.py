@@ -93,19 +93,14 @@ class Attachment:
         self._failed_for.add(error.reason)
         self._failure = error
         self._session.note_problem(error)
-        said = {
-            "run": self._session.settings.run,
-            "learner": self._session.settings.learner_id,
-            "reason": error.reason,
-            "because": str(self._session.problem),
-        }
+        facts = {**self._session.facts, "reason": error.reason, "because": str(self._session.problem)}
         if isinstance(error, StoreLostError):
-            _log.error("the store lost what was seen, training goes on alone", **said)
+            _log.error("the store lost what was seen, training goes on alone", **facts)
         elif isinstance(error, RunNotFoundError):
             if is_new:  # and `ExchangeLoop` reminds of it
-                _log.error("the run has vanished, training goes on alone until it is back", **said)
+                _log.error("the run has vanished, training goes on alone until it is back", **facts)
         elif is_new or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
-            _log.warning("attach stream broke, training goes on", **said)
+            _log.warning("attach stream broke, training goes on", **facts)
 
     async def wait(self) -> None:
         """Returns once the syncer has answered the first attach.
@@ -220,14 +215,14 @@ class Attachment:
         self._on_progress(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
-        for fate in attached.pending:
-            self._on_fate(fate)
-            if is_first:  # a delta of an earlier session
+        self._on_fates(attached.pending)
+        if is_first:
+            for fate in attached.pending:  # deltas of an earlier session
                 self._wait_behind(fate)
         self._failed_for.clear()
         self._detached.clear()
         session.attached.set()
-        _log.info("attached", run=session.settings.run, learner=session.settings.learner_id, position=session.position)
+        _log.info("attached", **session.facts, position=session.position)
 
     def _wait_behind(self, fate: types_pb2.DeltaFate) -> None:
         """Has a fragment send nothing until a delta is decided."""
@@ -246,16 +241,14 @@ class Attachment:
                 if fragment is not None and self._run_step_count is not None:
                     fragment.on_round_opened(event.round_opened.version, self._run_step_count)
             case "delta_accepted":
-                self._on_fate(event.delta_accepted)
+                self._on_fates([event.delta_accepted])
             case "version_committed":
                 committed = event.version_committed
-                for fate in committed.merged:
-                    self._on_fate(fate)
+                self._on_fates(committed.merged)
                 self._on_versions([committed.version])
                 self._on_progress(committed.run_step_count)
             case "fates_decided":
-                for fate in event.fates_decided.fates:
-                    self._on_fate(fate)
+                self._on_fates(event.fates_decided.fates)
             case "policy_changed":
                 self._session.policy = policy_of(event.policy_changed, self._session.policy)
             case "rolled_back":
@@ -277,9 +270,10 @@ class Attachment:
             if (fragment := self._fragments.get(version.fragment)) is not None:
                 fragment.on_version(version.version)
 
-    def _on_fate(self, fate: types_pb2.DeltaFate) -> None:
-        if (fragment := self._fragments.get(fate.fragment)) is not None:
-            fragment.on_fate(fate)
+    def _on_fates(self, fates: Iterable[types_pb2.DeltaFate]) -> None:
+        for fate in fates:
+            if (fragment := self._fragments.get(fate.fragment)) is not None:
+                fragment.on_fate(fate)
 
     def _on_status(self, status: types_pb2.RunStatus.ValueType) -> None:
         if status in (types_pb2.RUN_STATUS_CLOSING, types_pb2.RUN_STATUS_CLOSED):

@@ -31,7 +31,7 @@ from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.push import Delta, make_delta, push, query
 from skerry.exchange.session import Session
-from skerry.exchange.states import RETURNING, Idle, InFlight, Refused, Replacing, Sending, State
+from skerry.exchange.states import Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.model.movement import Moves
 from skerry.runtime.logs import get_logger
 from skerry.stats import LastWork
@@ -133,9 +133,11 @@ class FragmentExchange:
     def is_flushed(self) -> bool:
         """Whether every step is in an acknowledged delta; in a closed run, whether the last delta's fate is known."""
         state = self.state
+        if isinstance(state, Sending):
+            return False
         if self._session.is_closed:
-            return not (isinstance(state, Sending) or (isinstance(state, InFlight) and state.is_pending))
-        return not isinstance(state, Sending) and self._is_all_sent(state)
+            return not (isinstance(state, InFlight) and state.is_pending)
+        return not self.unsent_step_count
 
     @property
     def is_decided(self) -> bool:
@@ -143,19 +145,19 @@ class FragmentExchange:
         state = self.state
         if self._session.is_closed or not isinstance(state, InFlight):
             return self.is_flushed
-        return self.is_flushed and not state.is_pending and state.fate.fate not in RETURNING
+        return self.is_flushed and not (state.is_pending or state.is_returned)
 
     @property
     def last_work(self) -> LastWork:
         """What became of the last steps. Any thread may ask."""
         state, unsent = self.state, self.unsent_step_count
-        if isinstance(state, InFlight) and state.fate.fate != types_pb2.FATE_MERGED and state.delta.is_own:
-            steps, fate = state.delta.header.step_count, state.fate
+        if isinstance(state, InFlight) and not state.is_merged and state.delta.is_own:
+            steps = state.delta.header.step_count
             if state.is_pending:
                 return LastWork(pending_step_count=steps, unsent_step_count=unsent)
-            if fate.fate in RETURNING:
-                return LastWork(unsent_step_count=unsent + steps, because=_cause(fate))
-            return LastWork(dropped_step_count=steps, unsent_step_count=unsent, because=_cause(fate))
+            if state.is_returned:
+                return LastWork(unsent_step_count=unsent + steps, because=_cause(state.fate))
+            return LastWork(dropped_step_count=steps, unsent_step_count=unsent, because=_cause(state.fate))
         return replace(self._decided, unsent_step_count=unsent)
 
     @property
@@ -164,9 +166,6 @@ class FragmentExchange:
         state = self.state
         being_sent = state.delta.header.step_count if isinstance(state, Sending) else 0
         return self._session.trained.step_count - state.ledger.sent_until.step_count + being_sent
-
-    def _is_all_sent(self, state: State) -> bool:
-        return self._session.trained.step_count <= state.ledger.sent_until.step_count
 
     async def run(self) -> None:
         """Runs until it is cancelled, or until this learner must stop."""
@@ -197,22 +196,24 @@ class FragmentExchange:
 
     async def _advance(self) -> None:
         """Does the next thing, or waits until there is one."""
-        may_send = self.may_send
+        has_newer = self._newest_version > self.ledger.version
         match self.state:
             case Sending():
-                await self._push()
-            case InFlight(fate=fate, ledger=it) if fate.fate == types_pb2.FATE_QUARANTINED and it.in_flight is not None:
-                self._drop(PoisonedError("QUARANTINED", f"delta was quarantined. because={fate.reason}"), _cause(fate))
-            case InFlight(fate=fate) as state if fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+                async with self._session.transfers:
+                    await self._session.calls.retry.call(self._push)
+            case InFlight(is_quarantined=True) as state if state.ledger.in_flight is not None:
+                because = state.fate.reason
+                self._drop(
+                    PoisonedError("QUARANTINED", f"delta was quarantined. because={because}"), _cause(state.fate)
+                )
+            case InFlight(is_returned=True) | InFlight(is_quarantined=True) as state:
                 self._return(state)
+            case Idle() as state if self.may_send and (state.is_turn_to_send or not has_newer):
+                await self._take(state)
             case Refused() | Replacing():
                 await self._adopt()
-            case Idle(is_turn_to_send=True) as state if may_send:
-                await self._take(state)
-            case Idle() | InFlight() if self._newest_version > self.ledger.version:
+            case Idle() | InFlight() if has_newer:
                 await self._adopt()
-            case Idle() as state if may_send:
-                await self._take(state)
             case _:
                 await self._wait()
 
@@ -223,7 +224,7 @@ class FragmentExchange:
         if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
-            return not self._is_all_sent(state)
+            return self.unsent_step_count > 0
         next_step = session.trained.step_count + 1  # the weights would be copied at its end
         # A round gathers deltas now, or is near and this learner slow.
         is_awaited = self._invited_version > self._newest_version or (
@@ -238,9 +239,9 @@ class FragmentExchange:
 
     async def _wait(self) -> None:
         """Waits for an event; with a delta in flight for a while only, since a broken stream may have lost its fate."""
-        if self._session.is_flushing:
-            self._session.boundary.wake()  # so that `serve` looks whether the flush is done
         session = self._session
+        if session.is_flushing:
+            session.boundary.wake()  # so that `serve` looks whether the flush is done
         patience_s = session.settings.retry.longest_wait_s if session.is_closed else session.policy.lease_term_s
         timeout_s = patience_s if isinstance(self.state, InFlight) else None
         try:
@@ -263,17 +264,13 @@ class FragmentExchange:
         if isinstance(error, RunNotFoundError) and not self._session.attached.is_set():
             return  # which the attachment says, once for all fragments
         if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
-            log = _log.error if is_defect else _log.warning
-            log("exchange of a fragment failed, will try again", **self._facts(error))
-
-    def _facts(self, error: BaseException) -> dict[str, str]:
-        """Returns the fields of a log event about an error."""
-        return {
-            "learner": self._session.settings.learner_id,
-            "fragment": self.layout.name,
-            "reason": getattr(error, "reason", ""),
-            "because": str(error),
-        }
+            (_log.error if is_defect else _log.warning)(
+                "exchange of a fragment failed, will try again",
+                learner=self._session.settings.learner_id,
+                fragment=self.layout.name,
+                reason=getattr(error, "reason", ""),
+                because=str(error),
+            )
 
     async def _take(self, state: Idle) -> None:
         """Copies the weights at the next step boundary and makes a delta of them."""
@@ -305,11 +302,7 @@ class FragmentExchange:
             self.state = fragment_state.taken(idle, delta, decoded, trained)
 
     async def _push(self) -> None:
-        """Sends the delta until it is acknowledged or refused."""
-        async with self._session.transfers:
-            await self._session.calls.retry.call(self._push_once)
-
-    async def _push_once(self) -> None:
+        """Sends what the syncer does not have of the delta; returns once it is acknowledged."""
         session, state = self._session, self.state
         stored: set[tuple[int, int, bytes]] = set()
         if isinstance(state, Sending) and state.was_tried:
@@ -353,11 +346,8 @@ class FragmentExchange:
             return  # an event acknowledged it meanwhile
         if error.reason in _BYTES_AT_FAULT:
             self.state = state = fragment_state.damaged(state)
-        if isinstance(error, WorkRefusedError | RefusedError) or state.damage_count >= _MAX_DAMAGE:
-            self._refuse(state, error)
-
-    def _refuse(self, state: Sending, error: SkerryError) -> None:
-        """The delta was never accepted: its work is sent again, from a base that the server knows."""
+        if not isinstance(error, WorkRefusedError | RefusedError) and state.damage_count < _MAX_DAMAGE:
+            return
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         self._session.tally.deltas_returned += 1
@@ -368,8 +358,8 @@ class FragmentExchange:
         """The delta was accepted but will never be merged: its work is unsent again, if the model has it."""
         reason = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_")
         error = WorkRefusedError(reason, f"delta was not merged. because={state.fate.reason}")
-        is_lost = state.fate.fate == types_pb2.FATE_QUARANTINED  # by then the weights were set back
-        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=is_lost)
+        # The work of a quarantined delta is lost: by then the weights were set back.
+        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=state.is_quarantined)
         self.state = fragment_state.returned(state)
         self._session.tally.deltas_returned += state.delta.is_own
 
@@ -397,7 +387,7 @@ class FragmentExchange:
             self._newest_version = max(self._newest_version, pulled.version)
             is_merged = await self._is_merged_into(pulled)
             before = self.state
-            if isinstance(before, InFlight) and before.fate.fate in {*RETURNING, types_pb2.FATE_QUARANTINED}:
+            if isinstance(before, InFlight) and (before.is_returned or before.is_quarantined):
                 return  # `_advance` changes the ledger first, and adopts then
             async with self.lock:
                 if self.state is not before:
@@ -424,9 +414,7 @@ class FragmentExchange:
         if isinstance(self.state, InFlight) and self.state.is_pending:
             await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))
         state = self.state
-        if not isinstance(state, InFlight):
-            return False
-        return state.fate.fate == types_pb2.FATE_MERGED and state.fate.version <= pulled.version
+        return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 
     def restore_if_poisoned(self) -> bool:
         """Loads the base if the weights are not finite; for the training thread. Returns whether it did."""

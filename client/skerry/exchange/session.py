@@ -109,6 +109,11 @@ class Session(Reader):
         self.stopped = asyncio.Event()
         self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """Whose exchange it is, for a log event."""
+        return {"run": self.settings.run, "learner": self.settings.learner_id}
+
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.
 
@@ -128,8 +133,7 @@ class Session(Reader):
         if self.problem is None or self.problem.reason != error.reason:
             _log.warning(
                 "a call failed and will be repeated, training goes on",
-                run=self.settings.run,
-                learner=self.settings.learner_id,
+                **self.facts,
                 reason=error.reason,
                 because=str(error),
             )
@@ -184,8 +188,7 @@ class Session(Reader):
                 self._told_causes[cause] = count
                 _log.warning(
                     "deltas were not merged",
-                    run=self.settings.run,
-                    learner=self.settings.learner_id,
+                    **self.facts,
                     cause=cause,
                     deltas=count,
                     acknowledged=self.tally.deltas_acknowledged,
@@ -232,8 +235,7 @@ class Session(Reader):
         """Logs that this learner exchanges no more."""
         _log.error(
             "exchange stopped, training goes on alone",
-            run=self.settings.run,
-            learner=self.settings.learner_id,
+            **self.facts,
             reason=error.reason,
             because=str(error),
         )
@@ -246,6 +248,6 @@ class Session(Reader):
     def run_closed(self) -> None:
         """Takes note that the run accepts no more deltas."""
         if not self.is_closed:
-            _log.info("the run is closed", run=self.settings.run, learner=self.settings.learner_id)
+            _log.info("the run is closed", **self.facts)
         self.is_closed = True
         self.boundary.wake()

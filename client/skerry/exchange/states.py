@@ -32,8 +32,8 @@ from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.exchange.push import Delta
 from skerry.v1 import types_pb2
 
-RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
-"""Fates after which a delta's work is unsent again."""
+# Fates after which a delta's work is unsent again.
+_RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,21 @@ class InFlight:
     def is_pending(self) -> bool:
         """Whether its fate may still change."""
         return self.fate.fate == types_pb2.FATE_PENDING
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether a version has it."""
+        return self.fate.fate == types_pb2.FATE_MERGED
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether its work is to be sent again."""
+        return self.fate.fate in _RETURNING
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether its work is not plausible."""
+        return self.fate.fate == types_pb2.FATE_QUARANTINED
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,9 @@ def with_step(pace: Pace, last_step: int, norm_a_step: float) -> Pace:
     pairs = sorted((*pace, (last_step, norm_a_step)))
     if len(pairs) > _PACE_LENGTH:
         ends = [0, *(end for end, _ in pairs)]
-        at = min(range(_PACE_LENGTH), key=lambda index: ends[index + 2] - ends[index])
-        pairs[at : at + 2] = [(pairs[at + 1][0], max(pairs[at][1], pairs[at + 1][1]))]
+        shortest = min(range(_PACE_LENGTH), key=lambda index: ends[index + 2] - ends[index])
+        (_, first), (end, second) = pairs[shortest : shortest + 2]
+        pairs[shortest : shortest + 2] = [(end, max(first, second))]
     return tuple(pairs)
 
 
@@ -83,8 +84,8 @@ def reference_norms(
     whole = math.hypot(*medians)
     if whole == 0:
         return np.full(len(sizes), np.inf)
-    found: NDArray[np.float64] = np.maximum(medians, whole * np.sqrt(sizes / sizes.sum()))
-    return found
+    references: NDArray[np.float64] = np.maximum(medians, whole * np.sqrt(sizes / sizes.sum()))
+    return references
 
 
 @dataclass(frozen=True)

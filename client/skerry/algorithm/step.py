@@ -101,7 +101,7 @@ class AdvancedSpan(NamedTuple):
 def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
     """Returns spans of about a tree digest's leaf, cut where blocks begin; span n starts at or just before leaf n."""
     block = encoding.block if encoding.codec.has_blocks else 1
-    edges = [layout.boundary_at_or_before(at, block) for at in range(0, layout.numel, LEAF_NUMEL)] + [layout.numel]
+    edges = [layout.boundary_at_or_before(leaf, block) for leaf in range(0, layout.numel, LEAF_NUMEL)] + [layout.numel]
     return [Span(first, stop) for first, stop in pairwise(edges)]
 
 

@@ -65,6 +65,12 @@ from skerry_syncer.store.versions.replay import (
 )
 from skerry_syncer.store.versions.scratch import Scratch
 
+_LOG: Final = get_logger(__name__)
+_RETRY_S: Final = 0.5  # between attempts to make a version durable: twice as long each time
+_LONGEST_RETRY_S: Final = 4.0
+_LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
+_FLOAT32_BYTES: Final = 4
+_SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 # Of a tensor of a delta. No sum of deltas below it leads out of a codec's range, which ends at 2^127.
 _LARGEST_SQUARED_NORM: Final = 2.0**200
 # Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
@@ -91,18 +97,18 @@ class MergeResult:
         Raises:
             StoreUnavailableError, StoreFullError: the same call may succeed later.
         """
-        missing = [at for at in range(0, len(self._spans), UPDATE_OBJECT_SPANS) if at not in self._refs]
-        async with aclosing(in_order([partial(self._store, at) for at in missing], IN_FLIGHT)) as stored:
+        missing = [span for span in range(0, len(self._spans), UPDATE_OBJECT_SPANS) if span not in self._refs]
+        async with aclosing(in_order([partial(self._store, span) for span in missing], IN_FLIGHT)) as stored:
             async for _ in stored:
                 pass
-        return structs.replace(self.commit, update=tuple(self._refs[at] for at in sorted(self._refs)))
+        return structs.replace(self.commit, update=tuple(ref for _, ref in sorted(self._refs.items())))
 
-    async def _store(self, at: int) -> None:
-        held = slice(at, at + UPDATE_OBJECT_SPANS)
+    async def _store(self, first_span: int) -> None:
+        held = slice(first_span, first_span + UPDATE_OBJECT_SPANS)
         first, stop = self._spans[held][0].first, self._spans[held][-1].stop
-        frames = [frame for one in self._advanced[held] for frame in one.frames]
+        frames = [frame for advanced in self._advanced[held] for frame in advanced.frames]
         place = self.commit.fragment, self.commit.version
-        self._refs[at] = await self._log.blobs.write_update(*place, frames, first, stop - first)
+        self._refs[first_span] = await self._log.blobs.write_update(*place, frames, first, stop - first)
 
 
 async def merge_round(
@@ -154,7 +160,7 @@ async def merge_round(
     except NonFiniteError as error:
         raise UnreadableDeltaError(largest.delta, error) from error
     state.version = closing.version
-    digest = digest_of_spans(layout.numel, [one.pieces for one in advanced])
+    digest = digest_of_spans(layout.numel, [span.pieces for span in advanced])
     commit = CommittedItem(
         fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
     )
@@ -201,14 +207,6 @@ async def _advance(step: Step, spans: Sequence[Span], workers: Workers) -> list[
             yield partial(advance_span, step, span)
 
     return await run_jobs(workers, jobs())
-
-
-_LOG: Final = get_logger(__name__)
-_RETRY_S: Final = 0.5  # between attempts to make a version durable: twice as long each time
-_LONGEST_RETRY_S: Final = 4.0
-_LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
-_FLOAT32_BYTES: Final = 4
-_SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 
 
 class Merger:

@@ -104,7 +104,7 @@ class RollBacks:
         if job is None:
             self._check(target_position)
             fragments = (fragment for _, fragment in sorted(self._log.state.fragments.items()))
-            job = _Job(request_id, tuple((one, _version_at(one, target_position)) for one in fragments))
+            job = _Job(request_id, tuple((fragment, _version_at(fragment, target_position)) for fragment in fragments))
             self._jobs[target_position] = job
             self._start(self._store(job))
         return job
@@ -135,10 +135,10 @@ class RollBacks:
             noted = read_json(await self._log.objects.get(name), RollbackFragment)
             if noted.digest == source.digest and not self._log.state.are_condemned(noted.weights):
                 return noted
-        one = await stored_again(self._log, fragment, source, self._workers)
+        stored = await stored_again(self._log, fragment, source, self._workers)
         with suppress(ObjectExistsError):
-            await self._log.objects.create(name, msgspec.json.encode(one))
-        return one
+            await self._log.objects.create(name, msgspec.json.encode(stored))
+        return stored
 
     async def _apply(self, job: _Job, request_id: str, target_position: int) -> None:
         if isinstance(job.failure, ObjectMissingError):
@@ -149,13 +149,15 @@ class RollBacks:
             raise DrainingError
         for _ in range(_ATTEMPTS):
             newest = self._log.state.fragments
-            fragments = tuple(structs.replace(one, version=newest[one.fragment].version + 1) for one in job.stored)
+            fragments = tuple(
+                structs.replace(stored, version=newest[stored.fragment].version + 1) for stored in job.stored
+            )
             (outcome,) = await self._log.append([RollbackItem(request_id, target_position, fragments, author())])
             if request_id in self._log.state.requests:
                 _LOG.info("run rolled back", run=self._log.spec.name, target_position=target_position)
                 with suppress(StoreError):
                     folder = f"{self._log.prefix}/rollbacks/{job.request_id}"
-                    await self._log.objects.delete([f"{folder}/{one.fragment}" for one in job.stored])
+                    await self._log.objects.delete([f"{folder}/{stored.fragment}" for stored in job.stored])
                 return
             if outcome.rejection is not None and outcome.rejection.reason != "VERSION_NOT_FOUND":
                 raise from_rejection(outcome.rejection)

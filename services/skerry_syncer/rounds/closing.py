@@ -42,13 +42,13 @@ _SMALLEST_NORM: Final = 2.0**-100
 
 def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
     """Returns by learner its newest delta that was merged lately, unless it has left; a roll-back begins anew."""
-    found: dict[str, AcceptedItem] = {}
+    newest: dict[str, AcceptedItem] = {}
     for version in islice(state.chain_of_rounds(fragment), _RECENT_VERSIONS):
         for member in reversed(version.close.members):
             item = state.deltas[member.delta].item
             if not state.learners[item.learner].has_left:
-                found.setdefault(item.learner, item)
-    return found
+                newest.setdefault(item.learner, item)
+    return newest
 
 
 def references(
@@ -93,14 +93,14 @@ def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaSta
     policy, items = state.policy, [delta.item for delta in deltas]
     if policy.quarantine_ratio == 0:
         return ()
-    found = []
+    quarantined = []
     for item, peers in zip(items, references(state, fragment, items), strict=True):
         known = [math.hypot(*peers)] if np.isfinite(peers).all() else []
         usual = max((*known, *_own_norms(state, fragment, item.learner)), default=0.0)
         step = item.norm_a_step * min(1.0, item.step_count / policy.inner_step_count)
         if 0 < usual * policy.quarantine_ratio < step:
-            found.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={step / usual:.1f}"))
-    return tuple(found)
+            quarantined.append(Decided(item.delta, Fate.QUARANTINED, f"norm is an outlier. ratio={step / usual:.1f}"))
+    return tuple(quarantined)
 
 
 def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterator[float]:
@@ -205,14 +205,14 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
     as work.
     """
     horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
-    found = set()
+    working = set()
     for name in present_learners(state, fragment, view):
         known, since = state.learners[name], fragment.contributed_at.get(name, -math.inf)
         if not known.was_back:
             since = max(since, known.attached_at_step)
         if fragment.newest.step_count < horizon + since:
-            found.add(name)
-    return found
+            working.add(name)
+    return working
 
 
 def _bounds(

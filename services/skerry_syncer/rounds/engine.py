@@ -162,7 +162,7 @@ def _close(state: RunState, fragment: FragmentState, view: MembershipView) -> li
     late = {decided.delta for decided in expired}
     fresh = [delta for name, delta in fragment.pending.items() if name not in late]
     decided = (*expired, *outliers(state, fragment, fresh))
-    refused = {one.delta for one in decided}
+    refused = {fate.delta for fate in decided}
     deltas = [delta for delta in fresh if delta.item.delta not in refused]
     deltas = deltas[: most_members(fragment.layout)]  # the others are in the next round
     # A learner whose delta is an outlier has contributed: the round must not go on waiting for it.

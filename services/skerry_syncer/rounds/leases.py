@@ -103,13 +103,13 @@ class Leases:
 
     def unpublished(self) -> tuple[tuple[str, bytes], ...]:
         """Returns (learner, advice) of all that was renewed here since the last call."""
-        found = []
+        advice = []
         for learner, lease in sorted(self._leases.items()):
             if lease.is_unpublished:
                 lease.is_unpublished = False
                 lease.advice = _advice(learner, lease)
-                found.append((learner, lease.advice))
-        return tuple(found)
+                advice.append((learner, lease.advice))
+        return tuple(advice)
 
     def hear(self, learner: str, advice: bytes, now_s: float) -> None:
         """Takes in another replica's advice: a change since the last time renews the lease.

@@ -146,4 +146,4 @@ class RunTiming:
         """Returns the step times of live learners: by their deltas, or as reported until one's came twice."""
         live = {name: learner for name, learner in view.learners.items() if learner.is_live}
         seen = {name: self._steps_s[name] for name in live if name in self._steps_s}
-        return seen or {name: one.step_time_s for name, one in live.items() if one.step_time_s is not None}
+        return seen or {name: known.step_time_s for name, known in live.items() if known.step_time_s is not None}

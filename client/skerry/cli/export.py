@@ -23,7 +23,6 @@ from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.wire.base_model import BaseModel
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
-from skerry.wire.untrained import UntrainedTensor
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
@@ -138,8 +137,7 @@ def export(
     else:
         source = _downloaded(client, run, uid, position)
     with source as (shown, pull, is_cut):
-        untrained = [UntrainedTensor(one.name, one.shape, one.dtype, one.digest) for one in shown.untrained]
-        base = BaseModel(untrained, {tensor.name for tensor in shown.tensors}, base_paths)
+        base = BaseModel(shown.untrained, {tensor.name for tensor in shown.tensors}, base_paths)
         if file_format == "hf" and base.missing:  # from_pretrained would fill in what is missing at random
             raise click.UsageError(next(base.remarks()))
         _write(shown, pull, out_path, dtype, base)

@@ -25,6 +25,7 @@ from skerry.v1 import types_pb2
 from skerry.wire import Codec, Compressor
 from skerry.wire.messages import policy_from_message, unpack_layout
 from skerry.wire.policy import Policy
+from skerry.wire.untrained import UntrainedTensor
 
 R = TypeVar("R")
 
@@ -57,16 +58,6 @@ class Tensor:
     name: str
     shape: tuple[int, ...] = ()
     dtype: str = ""
-
-
-@dataclass(frozen=True)
-class UntrainedTensor:
-    """A tensor of the model that the run does not train."""
-
-    name: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    digest: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -272,16 +263,16 @@ def record_of(kind: type[R], message: Message) -> R:
     """Returns a message as the record of this kind.
 
     Raises:
-        RefusedError: BAD_ANSWER: the message has a policy or a packed layout that this version can't read, or a time
-            that is none.
+        RefusedError: BAD_ANSWER: the message has a policy, a layout or a tensor that this version can't read, or a
+            time that is none.
     """
-    if isinstance(message, types_pb2.Run):
-        try:
-            unpack_layout(message)
-        except ValueError as error:
-            raise RefusedError("BAD_ANSWER", str(error)) from error
     fields: Any = kind  # a type is hashable, whatever its instances are
-    return kind(**{name: _field(hint, message, name) for name, hint in _hints(fields)})
+    try:
+        if isinstance(message, types_pb2.Run):
+            unpack_layout(message)
+        return kind(**{name: _field(hint, message, name) for name, hint in _hints(fields)})
+    except ValueError as error:
+        raise RefusedError("BAD_ANSWER", str(error)) from error
 
 
 @cache

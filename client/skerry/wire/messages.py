@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -21,7 +22,7 @@ from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES, FragmentLayout, 
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry.wire.untrained import UntrainedTensor
 
-V = TypeVar("V")
+E = TypeVar("E", bound=StrEnum)
 
 # Pins, and merge rules of fragments, of one message.
 _MOST_ENTRIES: Final = 1000
@@ -32,32 +33,6 @@ _MOST_LAYOUT_BYTES: Final = 2**26
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
 
-_CODECS: Final[Mapping[v1.Codec.ValueType, Codec]] = {
-    v1.CODEC_FLOAT32: Codec.FLOAT32,
-    v1.CODEC_INT8: Codec.INT8,
-    v1.CODEC_INT4: Codec.INT4,
-}
-CODEC_MESSAGES: Final = {codec: number for number, codec in _CODECS.items()}
-_COMPRESSORS: Final[Mapping[v1.Compressor.ValueType, Compressor]] = {
-    v1.COMPRESSOR_UNSPECIFIED: Compressor.NONE,
-    v1.COMPRESSOR_NONE: Compressor.NONE,
-    v1.COMPRESSOR_ZSTD: Compressor.ZSTD,
-}
-COMPRESSOR_MESSAGES: Final = {Compressor.NONE: v1.COMPRESSOR_NONE, Compressor.ZSTD: v1.COMPRESSOR_ZSTD}
-_MERGE_RULES: Final[Mapping[v1.MergeRule.ValueType, MergeRule]] = {
-    v1.MERGE_RULE_MEAN: MergeRule.MEAN,
-    v1.MERGE_RULE_RDA: MergeRule.RDA,
-}
-_MERGE_RULE_MESSAGES: Final = {rule: number for number, rule in _MERGE_RULES.items()}
-_SCHEDULES: Final[Mapping[v1.OuterSchedule.ValueType, OuterSchedule]] = {
-    v1.OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.WARM_UP,
-    v1.OUTER_SCHEDULE_CONSTANT: OuterSchedule.CONSTANT,
-    v1.OUTER_SCHEDULE_WARM_UP: OuterSchedule.WARM_UP,
-}
-_SCHEDULE_MESSAGES: Final = {
-    OuterSchedule.CONSTANT: v1.OUTER_SCHEDULE_CONSTANT,
-    OuterSchedule.WARM_UP: v1.OUTER_SCHEDULE_WARM_UP,
-}
 # Fields of Policy that its message has under the same name and as the same kind of number.
 _PLAIN_FIELDS: Final = tuple(
     entry.name for entry in dataclasses.fields(Policy) if "range" in entry.metadata and entry.name != "lease_term_s"
@@ -68,10 +43,10 @@ def encoding_to_message(encoding: Encoding) -> v1.Encoding:
     """Returns the encoding as a message."""
     has_blocks = encoding.codec.has_blocks
     return v1.Encoding(
-        codec=CODEC_MESSAGES[encoding.codec],
+        codec=enum_to_message(v1.Codec, encoding.codec),
         block=encoding.block if has_blocks else 0,
-        vector_codec=CODEC_MESSAGES[encoding.vector_codec if has_blocks else encoding.codec],
-        compressor=COMPRESSOR_MESSAGES[encoding.compressor],
+        vector_codec=enum_to_message(v1.Codec, encoding.vector_codec if has_blocks else encoding.codec),
+        compressor=enum_to_message(v1.Compressor, encoding.compressor),
     )
 
 
@@ -81,15 +56,15 @@ def encoding_from_message(message: v1.Encoding) -> Encoding:
     Raises:
         ValueError: a codec or compressor that is not known, or a block size out of its range.
     """
-    codec = _known(_CODECS, message.codec, "codec")
-    vector_codec = _known(_CODECS, message.vector_codec or message.codec, "codec")
+    codec = _member(v1.Codec, Codec, message.codec)
+    vector_codec = _member(v1.Codec, Codec, message.vector_codec or message.codec)
     if codec.has_blocks and not MIN_BLOCK <= message.block <= MAX_BLOCK:
         raise ValueError(f"block size is out of range. low={MIN_BLOCK}, high={MAX_BLOCK}, actual={message.block}")
     return Encoding(
         codec=codec,
         block=message.block if codec.has_blocks else Encoding.block,
         vector_codec=vector_codec,
-        compressor=_known(_COMPRESSORS, message.compressor, "compressor"),
+        compressor=_member(v1.Compressor, Compressor, message.compressor or v1.COMPRESSOR_NONE),
     )
 
 
@@ -103,10 +78,12 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
             name=policy.outer.name,
             learning_rate=policy.outer.learning_rate,
             momentum=policy.outer.momentum,
-            schedule=_SCHEDULE_MESSAGES[policy.outer.schedule],
+            schedule=enum_to_message(v1.OuterSchedule, policy.outer.schedule),
         ),
-        merge=_MERGE_RULE_MESSAGES[policy.merge],
-        merge_by_fragment={name: _MERGE_RULE_MESSAGES[rule] for name, rule in policy.merge_by_fragment.items()},
+        merge=enum_to_message(v1.MergeRule, policy.merge),
+        merge_by_fragment={
+            name: enum_to_message(v1.MergeRule, rule) for name, rule in policy.merge_by_fragment.items()
+        },
         delta_encoding=encoding_to_message(policy.delta_encoding),
         update_encoding=encoding_to_message(policy.update_encoding),
         pinned_positions=policy.pinned_positions,
@@ -138,10 +115,10 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
             name=OuterName(message.outer.name or OuterOptimizer.name),
             learning_rate=message.outer.learning_rate,
             momentum=message.outer.momentum,
-            schedule=_known(_SCHEDULES, message.outer.schedule, "outer schedule"),
+            schedule=_member(v1.OuterSchedule, OuterSchedule, message.outer.schedule or v1.OUTER_SCHEDULE_WARM_UP),
         )
     if message.merge != v1.MERGE_RULE_UNSPECIFIED:
-        changes["merge"] = _known(_MERGE_RULES, message.merge, "merge rule")
+        changes["merge"] = _member(v1.MergeRule, MergeRule, message.merge)
     if message.merge_by_fragment:
         changes["merge_by_fragment"] = _merge_rules(message.merge_by_fragment, base.merge_by_fragment)
     if message.pinned_positions:
@@ -165,14 +142,32 @@ def _merge_rules(
         if value == v1.MERGE_RULE_UNSPECIFIED:
             rules.pop(fragment, None)
         else:
-            rules[fragment] = _known(_MERGE_RULES, value, "merge rule")
+            rules[fragment] = _member(v1.MergeRule, MergeRule, value)
     return rules
 
 
-def _known(known: Mapping[Any, V], value: int, what: str) -> V:
-    if value not in known:
-        raise ValueError(f"{what} is not offered. value={value}, known={sorted(set(map(str, known.values())))}")
-    return known[value]
+def _member(enum: Any, kind: type[E], number: int) -> E:
+    member = enum_from_message(enum, kind, number)
+    if member is None:
+        name = _prefix(enum).rstrip("_").replace("_", " ").lower()
+        raise ValueError(f"{name} is not offered. value={number}, known={[str(one) for one in kind]}")
+    return member
+
+
+def enum_to_message(enum: Any, member: StrEnum) -> Any:
+    """Returns the value of a message's enum that has the member's name."""
+    return enum.Value(_prefix(enum) + member.name)
+
+
+def enum_from_message(enum: Any, kind: type[E], number: int) -> E | None:
+    """Returns the member of `kind` that has the name of a message's value; None: it has none."""
+    name = enum.Name(number).removeprefix(_prefix(enum)) if number in enum.values() else ""
+    return kind.__members__.get(name)
+
+
+def _prefix(enum: Any) -> str:
+    prefix: str = enum.Name(0).removesuffix("UNSPECIFIED")
+    return prefix
 
 
 def layouts_to_messages(

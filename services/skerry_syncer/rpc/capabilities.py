@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc
+from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, types_pb2
+from skerry.wire import Codec, Compressor
 from skerry.wire.codecs import MAX_FRAME_NUMEL
-from skerry.wire.messages import CODEC_MESSAGES, COMPRESSOR_MESSAGES
+from skerry.wire.messages import enum_to_message
 from skerry_syncer.access.limits import MAX_MESSAGE_BYTES
 from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL
 from skerry_syncer.run.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
@@ -28,8 +29,8 @@ class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
         return capabilities_pb2.GetCapabilitiesResponse(
             api_version=API_VERSION,
             server_version=self._server_version,
-            codecs=CODEC_MESSAGES.values(),
-            compressors=COMPRESSOR_MESSAGES.values(),
+            codecs=[enum_to_message(types_pb2.Codec, codec) for codec in Codec],
+            compressors=[enum_to_message(types_pb2.Compressor, compressor) for compressor in Compressor],
             max_message_size_bytes=MAX_MESSAGE_BYTES,
             max_frame_numel=MAX_FRAME_NUMEL,
             max_fragment_numel=MAX_FRAGMENT_NUMEL,

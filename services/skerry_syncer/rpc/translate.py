@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import (
+    enum_to_message,
     layouts_to_messages,
     pack_layout,
     policy_to_message,
@@ -20,7 +21,7 @@ from skerry.wire.messages import (
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rounds.leases import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
-from skerry_syncer.run.events import REPORTED_AS_THEY_ARE, STATUSES, fate_message, learner_message, version_message
+from skerry_syncer.run.events import REPORTED_AS_THEY_ARE, fate_message, learner_message, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
@@ -39,7 +40,7 @@ def run_message(state: RunState) -> types_pb2.Run:
         _CREATED[state] = _created(state.spec)
     message = types_pb2.Run(
         policy=policy_to_message(state.policy),
-        status=STATUSES[state.status],
+        status=enum_to_message(types_pb2.RunStatus, state.status),
         versions=[
             version_message(layout.name, fragment.newest.version, fragment.newest.digest)
             for layout in state.spec.fragments

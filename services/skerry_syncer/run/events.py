@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
-from skerry.wire.messages import policy_to_message
+from skerry.wire.messages import enum_to_message, policy_to_message
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.leases import LearnerRecord
 from skerry_syncer.store.log.entries import (
@@ -31,26 +31,12 @@ from skerry_syncer.store.log.entries import (
     LeftItem,
     PolicyItem,
     RollbackItem,
-    RunStatus,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
 from skerry_syncer.store.log.state import DeltaState, Outcome, RunState
 
-_FATES: Final = {
-    Fate.PENDING: v1.FATE_PENDING,
-    Fate.MERGED: v1.FATE_MERGED,
-    Fate.SUPERSEDED: v1.FATE_SUPERSEDED,
-    Fate.EXPIRED: v1.FATE_EXPIRED,
-    Fate.QUARANTINED: v1.FATE_QUARANTINED,
-}
-STATUSES: Final = {
-    RunStatus.DRAFT: v1.RUN_STATUS_DRAFT,
-    RunStatus.OPEN: v1.RUN_STATUS_OPEN,
-    RunStatus.CLOSING: v1.RUN_STATUS_CLOSING,
-    RunStatus.CLOSED: v1.RUN_STATUS_CLOSED,
-}
 # The fields of a learner's report that are the same in a message and here.
 REPORTED_AS_THEY_ARE: Final = (
     "step_count",
@@ -111,7 +97,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             rolled_back.source_versions.extend(one.source_version for one in item.fragments)
             rolled_back.run_step_count = state.step_count
         case StatusItem() as item:
-            event.status_changed = STATUSES[item.status]
+            event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:
             event.learner.learner_id, event.learner.region, event.learner.is_live = item.learner, item.region, True
         case LeftItem() as item:
@@ -138,7 +124,7 @@ def fate_message(delta: DeltaState) -> v1.DeltaFate:
         delta_id=delta.item.delta,
         fragment=delta.item.fragment,
         learner_id=delta.item.learner,
-        fate=_FATES[delta.fate],
+        fate=enum_to_message(v1.Fate, delta.fate),
         version=delta.version,
         reason=delta.reason,
         staleness=delta.staleness,
@@ -154,7 +140,10 @@ def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
         is_live=record.is_live,
         is_participating=record.is_participating,
         has_left=record.has_left,
-        fates=[v1.FateCount(fate=_FATES[fate], reason=why, delta_count=count) for fate, why, count in record.fates],
+        fates=[
+            v1.FateCount(fate=enum_to_message(v1.Fate, fate), reason=why, delta_count=count)
+            for fate, why, count in record.fates
+        ],
     )
     report = record.report
     if report is not None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.net.records import Fragment, FragmentVersion, Run, Tensor, UntrainedTensor
+from skerry.net.records import Fragment, FragmentVersion, Run, Tensor
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import INITIAL_BASE, RunSpec
 from skerry_syncer.store.log.fold import apply_entry
@@ -81,5 +81,5 @@ def _record(spec: RunSpec, versions: dict[str, int], position: int) -> Run:
         ),
         versions=tuple(FragmentVersion(layout.name, versions[layout.name]) for layout in spec.fragments),
         position=position,
-        untrained=tuple(UntrainedTensor(one.name, one.shape, one.dtype, one.digest) for one in spec.untrained),
+        untrained=spec.untrained,
     )

@@ -1,0 +1,57 @@
+"""What a client is told of an error: the status, the reason, when to retry, and nothing of the server's inside."""
+
+from __future__ import annotations
+
+import pytest
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from skerry.wire.layout import BadNameError
+from skerry_syncer.errors import DrainingError, SyncerError
+from skerry_syncer.rpc.status import status_of
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
+
+
+def told(status: status_pb2.Status) -> tuple[str, float | None]:
+    """Returns the reason and the pause before a retry."""
+    info, retry, retry_s = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
+    for detail in status.details:
+        detail.Unpack(info)
+        if detail.Unpack(retry):
+            retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+    assert info.domain == "skerry"
+    return info.reason, retry_s
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "retry_s"),
+    [
+        (SyncerError("RUN_NOT_FOUND", "no such run"), code_pb2.NOT_FOUND, "RUN_NOT_FOUND", None),
+        (SyncerError("QUOTA_EXCEEDED", "", retry_after_s=0.25), code_pb2.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", 0.25),
+        (DrainingError(), code_pb2.UNAVAILABLE, "DRAINING", 0.5),
+        (StoreUnavailableError("s3 timed out"), code_pb2.UNAVAILABLE, "STORE_UNAVAILABLE", 1.0),
+        (StoreFullError("no space"), code_pb2.RESOURCE_EXHAUSTED, "STORE_FULL", 30.0),
+        (BadNameError("bad name"), code_pb2.INVALID_ARGUMENT, "BAD_NAME", None),
+        (KeyError("secret"), code_pb2.INTERNAL, "INTERNAL", None),
+    ],
+)
+def test_an_error_has_its_code_its_reason_and_its_pause(
+    error: Exception, code: int, reason: str, retry_s: float | None
+) -> None:
+    status = status_of(error)
+    assert (status.code, *told(status)) == (code, reason, retry_s)
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), StoreUnavailableError("secret"), StoreFullError("secret")])
+def test_what_happened_inside_is_not_told(error: Exception) -> None:
+    assert "secret" not in str(status_of(error))
+
+
+def test_a_long_message_is_cut_to_what_clients_take() -> None:
+    assert len(status_of(SyncerError("BAD_REQUEST", "x" * 9000)).message) == 1000
+
+
+def test_metadata_is_told() -> None:
+    (detail,) = status_of(SyncerError("RUN_EXISTS", "taken", metadata={"run_uid": "1"})).details
+    info = error_details_pb2.ErrorInfo()
+    detail.Unpack(info)
+    assert dict(info.metadata) == {"run_uid": "1"}

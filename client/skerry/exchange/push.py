@@ -30,7 +30,7 @@ class Part:
 
     first: int
     numel: int
-    digest: bytes  # SHA-256 of the frames' uncompressed bytes
+    digest: bytes  # BLAKE3 of the frames' uncompressed bytes
     frames: tuple[bytes, ...]
 
 

@@ -385,6 +385,41 @@ def test_steps_that_are_lost_are_counted(target: str) -> None:
     assert said["unsent_steps"] == learner.stats.unsent_step_count == 3
 
 
+def _attached(target: str, learner_id: str) -> ArrayLearner:
+    return ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner_id, create=True)
+
+
+def test_a_state_has_the_id_and_the_counts_which_go_on_from_it(target: str) -> None:
+    with _attached(target, "us") as learner:
+        for _ in range(3):
+            learner.step(tokens=8)
+        state = learner.state_dict()
+    assert state == {"learner_id": "us", "step_count": 3, "token_count": 24}
+    with heard_logs() as logs, _attached(target, "us") as learner:
+        learner.load_state_dict(state)
+        learner.step(tokens=8)
+        assert (learner.stats.step_count, learner.stats.token_count, learner.stats.unsent_step_count) == (4, 32, 1)
+        with pytest.raises(ValueError, match="before its first step"):
+            learner.count_from(7, 70)
+        assert learner.leave(10)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == []
+    with RunsClient(target) as client:
+        (status,) = client.get_run("fit").learners
+        assert status.report is not None
+        assert (status.report.step_count, status.report.token_count) == (4, 32)
+
+
+def test_a_state_of_another_learner_is_said_to_be_one_and_no_state_is_refused(target: str) -> None:
+    with heard_logs() as logs, _attached(target, "us") as learner:
+        learner.load_state_dict({"learner_id": "eu", "step_count": 3, "token_count": 24})
+        assert learner.stats.step_count == 3
+        for broken in ({}, {"learner_id": "us", "step_count": None, "token_count": 1}):
+            with pytest.raises(ValueError, match="not what state_dict"):
+                learner.load_state_dict(broken)
+    (said,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (said["own"], said["other"]) == ("us", "eu")
+
+
 def test_learners_without_a_name_have_one_each_and_keep_it(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

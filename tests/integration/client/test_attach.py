@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from skerry import ArrayLearner, Learner, Policy, attach
-from skerry.errors import StopExchangingError
 from tests.support.heard_logs import heard_logs
 from tests.support.syncer_thread import syncer
 
@@ -275,16 +274,6 @@ def test_loaded_weights_may_be_taken_back_by_copying(target: str) -> None:
                 torch._foreach_copy_([*model.parameters()], own)
             _step(model, optimizer)
     assert (learner.failure, learner.stats.unsent_step_count) == (None, 0)
-
-
-def test_weights_that_are_replaced_end_the_loop_at_the_next_step(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
-    model.load_state_dict(nn.Linear(4, 4).state_dict())
-    with pytest.raises(StopExchangingError):
-        _step(model, optimizer)
-    learner.close()
 
 
 def test_leaving_can_end_with_the_runs_weights_bit_for_bit(target: str) -> None:

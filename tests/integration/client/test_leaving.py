@@ -272,15 +272,6 @@ def test_what_was_flushed_is_merged_though_the_learner_closes_at_once(target: st
             assert time.monotonic() < deadline_s, "a delta of fewer than H steps waits for the run's end"
 
 
-def test_closing_warns_of_steps_that_were_not_sent(target: str) -> None:
-    learner = ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", create=True)
-    learner.step(tokens=8)
-    with heard_logs() as logs:
-        learner.close()
-    (said,) = [line for line in logs if line["log_level"] == "warning"]
-    assert said["unsent_steps"] == 1
-
-
 def test_a_learner_that_has_left_is_finished_with_all_its_steps(target: str) -> None:
     problem = Quadratic()
     learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK)

@@ -135,7 +135,7 @@ async def close_run(replica: RunReplica) -> None:
         raise SyncerError("RUN_DRAFT", "a draft can't be closed; commit it first, or abandon it")
     if replica.state.status is RunStatus.OPEN:
         await replica.log.append([StatusItem(RunStatus.CLOSING, author())])
-    await replica.wait_until(lambda state: state.status is RunStatus.CLOSED)
+    await replica.closed()
 
 
 async def delete_run(host: RunHost, name: str, uid: str) -> None:

@@ -9,7 +9,7 @@ die at any moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -80,7 +80,8 @@ class RunReplica:
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
         self.pace = Pace(clock)
-        self._waiting: dict[asyncio.Event, None] = {}  # set at every entry, one for each `wait_until`
+        self._news = asyncio.Event()  # set at the next entry, and then replaced
+        self._closing_count = 0  # calls that wait for the run's end
         self._has_open_round = False
         self._is_draining = False
         self._has_ended = False
@@ -104,7 +105,7 @@ class RunReplica:
     @property
     def is_idle(self) -> bool:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
-        return not (self.followers or self._waiting or self._merges or self._is_busy())
+        return not (self.followers or self._closing_count or self._merges or self._is_busy())
 
     def wake(self) -> None:
         """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
@@ -202,22 +203,20 @@ class RunReplica:
             for fragment, version in self.engine.open_rounds(self.state, view)
         ]
 
-    async def wait_until(self, holds: Callable[[RunState], bool]) -> None:
-        """Returns when `holds(state)` is true; it is called after every entry.
+    async def closed(self) -> None:
+        """Returns when the run is closed.
 
         Raises:
             DrainingError: the replica drains or fails first.
         """
-        news = asyncio.Event()
-        self._waiting[news] = None
+        self._closing_count += 1
         try:
-            while not holds(self.state):
+            while self.state.status is not RunStatus.CLOSED:
                 if self._is_draining or self._has_ended:
                     raise DrainingError
-                news.clear()
-                await news.wait()
+                await self._news.wait()
         finally:
-            del self._waiting[news]
+            self._closing_count -= 1
 
     def _on_entry(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Sends an entry's events to followers and wakes everything that waits for a change."""
@@ -246,8 +245,8 @@ class RunReplica:
             self.followers.end(error, lambda stream: stream.learner)
 
     def _wake_waiting(self) -> None:
-        for news in self._waiting:
-            news.set()
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _send(self, **kind: Any) -> None:
         self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log
@@ -315,14 +314,15 @@ class RunReplica:
     async def _propose(self, items: tuple[Item, ...]) -> bool:
         """Appends decisions to the log; returns false if the log did not move, so that deciding again is pointless."""
         before = self.state.position
-        if await self._done(self._append(items), "decision could not be written"):
+
+        async def append() -> None:
+            """Of several replicas' closes of one round, the one that the log admits says who merges."""
+            self.engine.appended(await self.log.append(items))
+
+        if await self._done(append(), "decision could not be written"):
             return self.state.position != before
         await self._clock.sleep(self._settings.retry_s)
         return True
-
-    async def _append(self, items: tuple[Item, ...]) -> None:
-        """Appends decisions; of several replicas' closes of one round, the one that the log admits says who merges."""
-        self.engine.appended(await self.log.append(items))
 
     async def _advise(self) -> None:
         """Shares leases with other replicas, three times a term, and less often while nothing happens."""

@@ -119,7 +119,8 @@ class _World:
         ]
         await learners[0].create()
         assert replica.host is not None
-        log = self.log = (await replica.host.open(_RUN)).log
+        opened = await replica.host.open(_RUN)
+        log = self.log = opened.log
         self.begin_s = asyncio.get_running_loop().time() + _JOINING_S
         async with asyncio.TaskGroup() as tasks:
             lives = [tasks.create_task(learner.live()) for learner in learners]
@@ -131,7 +132,7 @@ class _World:
         judged = learners[0].training
         parameters = TorchParameters(judged.model)
         for name, fragment in log.state.fragments.items():
-            outer = await Replayer(log, name, StoreWorkers()).rebuild(fragment.version, Scratch(None))
+            outer = await Replayer(opened.stored, name, StoreWorkers()).rebuild(fragment.version, Scratch(None))
             parameters.load(fragment.layout, outer.weights)()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count

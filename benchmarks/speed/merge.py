@@ -36,25 +36,25 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     scratch_folder.mkdir()
     store = open_store(folder / "store", workers)
     scratch = Scratch(scratch_folder, memory_bytes=memory_share_bytes())  # as `skerry serve` has it
-    log = await store.open_log("merge", UID)
-    closing = log.state.fragments[FRAGMENT].closing
+    run = await store.open_run("merge", UID)
+    closing = run.state.fragments[FRAGMENT].closing
     assert closing is not None  # `prepare` closed it
     layout = layout_of(numel)
     found: dict[str, list[float]] = {"copy": [], "merge": [], "replay": []}
     for sample in range(samples + 1):
         copy_s = _copy_s(layout.numel * LEARNERS)
-        state = await Replayer(log, FRAGMENT, workers).rebuild(0, scratch)
+        state = await Replayer(run, FRAGMENT, workers).rebuild(0, scratch)
         with scratch.lent(layout.numel) as acc:
             start_s = time.perf_counter()
-            result = await merge_round(log, FRAGMENT, closing, state, acc, workers=workers)
+            result = await merge_round(run, FRAGMENT, closing, state, acc, workers=workers)
             commit = await result.stored()
             if sample:
                 found["copy"].append(copy_s)
                 found["merge"].append(time.perf_counter() - start_s)
-    await log.append([commit])
+    await run.log.append([commit])
     for _ in range(samples):
         start_s = time.perf_counter()
-        await Replayer(log, FRAGMENT, workers).rebuild(1, scratch)
+        await Replayer(run, FRAGMENT, workers).rebuild(1, scratch)
         found["replay"].append(time.perf_counter() - start_s)
     await store.close()
     workers.close()

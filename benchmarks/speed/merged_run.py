@@ -31,10 +31,10 @@ from skerry_syncer.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import snapshot_tensors, weights_digest
+from skerry_syncer.store.versions.run import Run
 from tests.support.seeded_entropy import SeededEntropy
 
 FRAGMENT: Final = "fragment"
@@ -67,10 +67,10 @@ async def prepare(directory: Path, numel: int, learner_count: int, workers: Work
     layout = layout_of(numel)
     spec = RunSpec("merge", UID, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
     store = open_store(directory, workers)
-    log = await store.create_draft(spec)
+    run = await store.create_draft(spec)
     generator = np.random.default_rng(SEED)
     weights = generator.standard_normal(layout.numel, np.float32)
-    ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, weights))
+    ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, weights))
     digest = await weights_digest(weights, workers=workers)
     learners = [f"learner-{index}" for index in range(learner_count)]
     items: list[Item] = [
@@ -82,16 +82,16 @@ async def prepare(directory: Path, numel: int, learner_count: int, workers: Work
     members = []
     for learner in learners:
         generator.standard_normal(out=weights, dtype=np.float32)
-        items.append(await _push(log, layout, learner, weights, digest))
+        items.append(await _push(run, layout, learner, weights, digest))
         members.append(Member(learner, 1.0, 0))
     items.append(ClosedItem(FRAGMENT, 1, 0, tuple(members), 1.0, (), 24.0))
-    for outcome in await log.append(items):
+    for outcome in await run.log.append(items):
         assert outcome.rejection is None, outcome
     await store.close()
 
 
 async def _push(
-    log: RunLog, layout: FragmentLayout, learner: str, values: NDArray[np.float32], base_digest: str
+    run: Run, layout: FragmentLayout, learner: str, values: NDArray[np.float32], base_digest: str
 ) -> AcceptedItem:
     """Stores one delta, named like its learner; `values` are overwritten with what it decodes to."""
     refs: list[ObjectRef] = []
@@ -102,7 +102,7 @@ async def _push(
         part_norms = per_tensor_squared_norms(piece, layout, first)
         norms += part_norms
         digest = hasher.digest().hex()
-        stored = await log.blobs.write_part(FRAGMENT, learner, first, numel, digest, part_norms.tolist(), frames)
+        stored = await run.blobs.write_part(FRAGMENT, learner, first, numel, digest, part_norms.tolist(), frames)
         refs.append(stored.ref)
     return AcceptedItem(
         delta=learner,

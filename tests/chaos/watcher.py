@@ -23,6 +23,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.run import Run
 from tests.chaos.journal import Account
 from tests.chaos.learner import POLICY
 from tests.chaos.problem import held_out_loss
@@ -65,6 +66,7 @@ class Watcher:
         self._objects = objects
         self._say = say
         self._looking = asyncio.Lock()
+        self._run: Run | None = None
         self._log: RunLog | None = None
         self._landed: dict[int, int] = {}  # by position: the look that found it
         self._admitted: list[Item] = []
@@ -185,11 +187,11 @@ class Watcher:
 
     async def _arrays(self, versions: dict[str, int]) -> dict[str, NDArray[np.float32]]:
         """Returns the run's weights by tensor, at one version of each fragment."""
-        assert self._log is not None
+        assert self._run is not None
         arrays: dict[str, NDArray[np.float32]] = {}
         for name, version in versions.items():
-            weights = await Replayer(self._log, name, InlineWorkers()).weights_at(version)
-            arrays.update(snapshot_tensors(self._log.spec.fragment(name), weights))
+            weights = await Replayer(self._run, name, InlineWorkers()).weights_at(version)
+            arrays.update(snapshot_tensors(self._run.spec.fragment(name), weights))
         return arrays
 
     def counts(self) -> dict[str, int | dict[str, int]]:
@@ -209,14 +211,15 @@ class Watcher:
 
     async def _open(self) -> None:
         try:
-            log = await open_run(self._objects)
+            run = await open_run(self._objects)
         except RunNotFoundError:
             return
+        log = run.log
         replayed = RunState(log.spec)
         async for entry, data in log.entries(stop=log.state.position + 1):
             self._take(entry, apply_entry(replayed, entry, data))
         log.subscribe(self._take)
-        self._log = log
+        self._run, self._log = run, log
 
     def _take(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         self._landed[entry.position] = self.look_count

@@ -76,10 +76,11 @@ async def audit(evidence: Evidence) -> list[Finding]:
     """Returns everything that is wrong with a run; nothing, if all is well."""
     findings = [Finding("nothing fails by a defect", complaint) for complaint in evidence.complaints]
     try:
-        log = await open_run(evidence.objects)
+        run = await open_run(evidence.objects)
     except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
-    replayed, whole, collections = RunState(log.spec, forgets=True), RunState(log.spec), Collections(evidence, log)
+    log = run.log
+    replayed, whole, collections = RunState(log.spec, forgets=True), RunState(log.spec), Collections(evidence, run)
     admitted = []
     async for entry, data in log.entries():
         apply_entry(whole, entry, data)
@@ -94,7 +95,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
     audit_of = _Audit(evidence, log, admitted, replayed, collections.condemned)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
-    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
     return findings
 

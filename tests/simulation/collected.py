@@ -8,9 +8,9 @@ from typing import Final
 
 from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import CollectedItem, Item, entry_name
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState, RunState
 from skerry_syncer.store.versions.replay import DAMAGE, Replayer
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.evidence import Evidence
 from tests.support.dict_objects import DictObjects
@@ -53,9 +53,9 @@ def _parts(state: RunState, delta: str) -> list[str]:
 class Collections:
     """Watches collections while the log is folded from its first entry by a state that forgets nothing."""
 
-    def __init__(self, evidence: Evidence, log: RunLog) -> None:
+    def __init__(self, evidence: Evidence, run: Run) -> None:
         self._evidence = evidence
-        self._log = log
+        self._run = run
         self._condemned_at: dict[str, int] = {}  # by name: the count of events when its entry landed
 
     def admitted(self, state: RunState, item: Item) -> Iterator[str]:
@@ -64,7 +64,7 @@ class Collections:
             return
         for name in sorted(needed_names(state, self._condemned_at.keys()).intersection(item.names)):
             yield f"position {state.position} took {name}"
-        landed = self._evidence.landed[entry_name(self._log.prefix, state.position)]
+        landed = self._evidence.landed[entry_name(self._run.log.prefix, state.position)]
         self._condemned_at.update({name: self._condemned_at.get(name, landed) for name in item.names})
 
     def too_early(self, state: RunState, item: Item) -> Iterator[str]:
@@ -82,7 +82,7 @@ class Collections:
                 yield f"position {state.position} took {fragment.layout.name} version {version.version}"
 
     def _landed_at_s(self, position: int) -> float:
-        return self._evidence.landed_at_s[entry_name(self._log.prefix, position)]
+        return self._evidence.landed_at_s[entry_name(self._run.log.prefix, position)]
 
     @property
     def condemned(self) -> AbstractSet[str]:
@@ -92,15 +92,15 @@ class Collections:
     def deletions(self) -> Iterator[str]:
         """Yields the blobs that were deleted before they were condemned, or never were."""
         for path, (_, count) in self._evidence.deleted.items():
-            name = path.removeprefix(f"{self._log.prefix}/")
+            name = path.removeprefix(f"{self._run.log.prefix}/")
             if name.startswith(("deltas/", "snapshots/", "updates/")) and self._condemned_at.get(name, count) >= count:
                 yield name
 
     async def losses(self) -> AsyncIterator[str]:
         """Yields versions that the policy keeps whole and that can't be rebuilt."""
-        for name, fragment in self._log.state.fragments.items():
-            replayer = Replayer(self._log, name, InlineWorkers())
-            for version in range(fragment.version, fragment.version - self._log.state.policy.kept_version_count, -1):
+        for name, fragment in self._run.state.fragments.items():
+            replayer = Replayer(self._run, name, InlineWorkers())
+            for version in range(fragment.version, fragment.version - self._run.state.policy.kept_version_count, -1):
                 try:
                     if version in fragment.versions:
                         await replayer.rebuild(version, Scratch(None))

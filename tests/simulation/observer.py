@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 
 from skerry.runtime.workers import InlineWorkers
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 from tests.simulation.learner_process import RUN
 from tests.simulation.virtual_time import VirtualClock
 from tests.support.seeded_entropy import SeededEntropy
 
 
-async def open_run(objects: Objects) -> RunLog:
-    """Returns the run's log, folded to its end. Call `tail` to follow it.
+async def open_run(objects: Objects) -> Run:
+    """Returns the run, its log folded to its end. Call `log.tail` to follow it.
 
     Raises:
         RunNotFoundError: nobody has created the run yet.
@@ -28,4 +28,4 @@ async def open_run(objects: Objects) -> RunLog:
         writer="observer",
         keeps_history=True,
     )
-    return await store.open_log(RUN, await store.resolve(RUN))
+    return await store.open_run(RUN, await store.resolve(RUN))

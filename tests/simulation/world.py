@@ -194,7 +194,7 @@ class World:
         """Returns what the log in the store says now; None before the run is created, or where nobody can read it."""
         try:
             if self._log is None:
-                self._log = await open_run(self.store.objects)
+                self._log = (await open_run(self.store.objects)).log
             await self._log.tail()
         except StoreError:
             return None  # a log that can't be read is the auditor's to report

@@ -23,7 +23,7 @@ async def final_state(store_url: str, name: str, uid: str) -> RunState:
         writer="audit",
         keeps_history=True,
     )
-    log = await store.open_log(name, uid)
+    log = await store.open_run(name, uid)
     for fragment in log.state.fragments.values():
         assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
     report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))

@@ -41,6 +41,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.blobs import SnapshotKind
 from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.seeded_entropy import SeededEntropy
@@ -60,7 +61,7 @@ def layout_of(*shapes: tuple[int, ...]) -> FragmentLayout:
 class Driver:
     """One run with one fragment, and the outer state of its newest version."""
 
-    log: RunLog
+    run: Run
     layout: FragmentLayout
     objects: Objects
     workers: Workers
@@ -85,10 +86,10 @@ class Driver:
         spec = RunSpec("run", "0" * 32, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
         entropy = SeededEntropy(random.Random(0))
         await objects.create("runs/run/" + spec.uid + "/run.json", spec.to_bytes())
-        log = RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, workers=workers, writer="test")
+        run = Run(objects, spec, clock=clock or SystemClock(), entropy=entropy, workers=workers, writer="test")
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
-        ref = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
-        self = cls(log, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
+        ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
+        self = cls(run, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         items: list[Item] = [
             PolicyItem("create", policy),
             SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()),
@@ -96,8 +97,13 @@ class Driver:
             *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
         ]
         await self.append(*items)
-        self.state = await Replayer(log, FRAGMENT, workers).rebuild(0, self.scratch)
+        self.state = await Replayer(run, FRAGMENT, workers).rebuild(0, self.scratch)
         return self
+
+    @property
+    def log(self) -> RunLog:
+        """The run's log."""
+        return self.run.log
 
     async def append(self, *items: Item) -> None:
         """Appends items that must all be admitted."""
@@ -130,7 +136,7 @@ class Driver:
             digest = hasher.digest().hex()
             kept = [frame for data in frames for frame in parse_frames(data)] if is_kept else []
             kept = [frame._replace(compressor=Compressor.NONE, payload=raw_bytes(frame)) for frame in kept]
-            stored = await self.log.blobs.write_part(
+            stored = await self.run.blobs.write_part(
                 FRAGMENT, delta, first, stop - first, digest, part_norms.tolist(), frames, kept
             )
             refs.append(stored.ref)
@@ -170,7 +176,7 @@ class Driver:
     async def merge(self, closing: ClosedItem) -> MergeResult:
         """Takes the state to the version of a frozen round, without committing it."""
         acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
-        return await merge_round(self.log, FRAGMENT, closing, self.state, acc, workers=self.workers)
+        return await merge_round(self.run, FRAGMENT, closing, self.state, acc, workers=self.workers)
 
     async def round(
         self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
@@ -200,7 +206,7 @@ class Driver:
         vectors = (self.state.weights, self.state.momentum, self.state.residual)
         return tuple(
             [
-                await self.log.blobs.write_snapshot(FRAGMENT, version, kind, snapshot_tensors(self.layout, values))
+                await self.run.blobs.write_snapshot(FRAGMENT, version, kind, snapshot_tensors(self.layout, values))
                 for kind, values in zip(kinds, vectors, strict=True)
             ]
         )

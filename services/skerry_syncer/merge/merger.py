@@ -54,7 +54,6 @@ from skerry_syncer.store.log.entries import (
     ObjectRef,
     SnapshotItem,
 )
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.versions.blobs import SnapshotKind
 from skerry_syncer.store.versions.replay import (
@@ -63,6 +62,7 @@ from skerry_syncer.store.versions.replay import (
     scalars_to_record,
     snapshot_tensors,
 )
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
@@ -82,7 +82,7 @@ class MergeResult:
     """A version that an outer state has come to, and that no other process knows of yet."""
 
     commit: CommittedItem  # without the update's objects
-    _log: RunLog = field(repr=False)
+    _run: Run = field(repr=False)
     _spans: Sequence[Span] = field(repr=False)
     _advanced: Sequence[AdvancedSpan] = field(repr=False)
     _refs: dict[int, ObjectRef] = field(default_factory=dict)  # of the update's objects, by their first span
@@ -108,11 +108,11 @@ class MergeResult:
         first, stop = self._spans[held][0].first, self._spans[held][-1].stop
         frames = [frame for advanced in self._advanced[held] for frame in advanced.frames]
         place = self.commit.fragment, self.commit.version
-        self._refs[first_span] = await self._log.blobs.write_update(*place, frames, first, stop - first)
+        self._refs[first_span] = await self._run.blobs.write_update(*place, frames, first, stop - first)
 
 
 async def merge_round(
-    log: RunLog,
+    run: Run,
     fragment: str,
     closing: ClosedItem,
     state: OuterState,  # of version closing.version - 1, then of closing.version; TORN if it fails on the way
@@ -131,17 +131,17 @@ async def merge_round(
     """
     if state.version != closing.version - 1:
         raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
-    layout = log.spec.fragment(fragment)
-    deltas = [log.state.deltas[member.delta].item for member in closing.members]
+    layout = run.spec.fragment(fragment)
+    deltas = [run.state.deltas[member.delta].item for member in closing.members]
     largest = max(deltas, key=lambda delta: max(delta.squared_norms))
     if max(largest.squared_norms) > _LARGEST_SQUARED_NORM:
         raise UnreadableDeltaError(largest.delta, ValueError("its norm is out of range"))
-    policy = log.state.fragments[fragment].closing_policy or log.state.policy
+    policy = run.state.fragments[fragment].closing_policy or run.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
-    merged = _round(log.state, closing, policy)
-    outer = _outer_step(log.state, closing, policy, merged)
+    merged = _round(run.state, closing, policy)
+    outer = _outer_step(run.state, closing, policy, merged)
     coefficients = merged.coefficients()
-    await accumulate_deltas(log, fragment, deltas, coefficients, acc, workers=workers)
+    await accumulate_deltas(run, fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = np.empty(0)
     if merged.rule is not MergeRule.MEAN:
         sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
@@ -164,7 +164,7 @@ async def merge_round(
     commit = CommittedItem(
         fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
     )
-    return MergeResult(commit, log, spans, advanced)
+    return MergeResult(commit, run, spans, advanced)
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
@@ -212,20 +212,20 @@ async def _advance(step: Step, spans: Sequence[Span], workers: Workers) -> list[
 class Merger:
     """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
-    def __init__(self, log: RunLog, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
         """Starts with nothing cached."""
-        self._log = log
+        self._run = run
         self._clock = clock
         self._workers = workers
         self._scratch = scratch
-        self._states = OuterStates(log, workers, scratch)
+        self._states = OuterStates(run, workers, scratch)
         self.is_draining = False  # then a merge stops at a failure of the store
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def frozen_set(self, key: MergeKey) -> ClosedItem | None:
         """Returns the set that `key` names, or None once it was committed or closed again."""
-        closing = self._log.state.fragments[key.fragment].closing
+        closing = self._run.state.fragments[key.fragment].closing
         is_current = closing is not None and (closing.version, closing.attempt) == (key.version, key.attempt)
         return closing if is_current else None
 
@@ -236,7 +236,7 @@ class Merger:
             UnreadableDeltaError: a member can't be read.
             StoreError: the store failed; nothing was committed.
         """
-        fragment = self._log.state.fragments[key.fragment]
+        fragment = self._run.state.fragments[key.fragment]
         async with self._locks[key.fragment]:
             closing = self.frozen_set(key)
             if closing is None:
@@ -245,7 +245,7 @@ class Merger:
             outer = await self._states.take(fragment, key.version - 1)
             try:
                 with self._scratch.lent(fragment.layout.numel) as acc:
-                    result = await merge_round(self._log, key.fragment, closing, outer, acc, workers=self._workers)
+                    result = await merge_round(self._run, key.fragment, closing, outer, acc, workers=self._workers)
             except BaseException:
                 if outer.version == key.version - 1:  # nothing was changed
                     self._states.keep(key.fragment, outer, fragment.versions[outer.version].digest)
@@ -255,7 +255,7 @@ class Merger:
     async def _commit(self, key: MergeKey, began_s: float, outer: OuterState, result: MergeResult) -> None:
         """Makes the version durable, and caches the state if the log names the same."""
         await self._append(key, result)
-        fragment = self._log.state.fragments[key.fragment]
+        fragment = self._run.state.fragments[key.fragment]
         newest = fragment.versions.get(key.version)
         if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
             _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
@@ -263,7 +263,7 @@ class Merger:
         self._states.keep(key.fragment, outer, result.commit.digest)
         _LOG.info(
             "version committed",
-            run=self._log.spec.name,
+            run=self._run.spec.name,
             fragment=key.fragment,
             version=key.version,
             delta_count=len(result.commit.scalars.coefficients),
@@ -279,7 +279,7 @@ class Merger:
         pause_s = _RETRY_S
         while self.frozen_set(key) is not None:
             try:
-                await self._log.append([await result.stored()])
+                await self._run.log.append([await result.stored()])
                 return
             except (StoreUnavailableError, StoreFullError) as error:
                 if self.is_draining:
@@ -290,7 +290,7 @@ class Merger:
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
-        fragment = self._log.state.fragments[name]
+        fragment = self._run.state.fragments[name]
         size_bytes = 0
         version = fragment.version
         while version >= 0 and not fragment.versions[version].weights:
@@ -298,7 +298,7 @@ class Merger:
             assert record is not None  # a version has a commit or a snapshot
             size_bytes += sum(ref.size_bytes for ref in record.commit.update)
             version -= 1
-        least_bytes = self._log.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel
+        least_bytes = self._run.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel
         return 0 < size_bytes >= least_bytes or fragment.version - version >= _LONGEST_CHAIN
 
     async def snapshot(self, name: str) -> None:
@@ -309,17 +309,17 @@ class Merger:
         Raises:
             StoreError: the store failed; the log names no snapshot.
         """
-        fragment = self._log.state.fragments[name]
+        fragment = self._run.state.fragments[name]
         with self._states.reading(fragment) as outer:
             if outer is None:
                 return
             version, digest = outer.version, fragment.newest.digest
             weights, momentum, residual = [
-                await self._log.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
+                await self._run.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
                 for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
             ]
-        await self._log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
-        _LOG.info("snapshot stored", run=self._log.spec.name, fragment=name, version=version)
+        await self._run.log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
+        _LOG.info("snapshot stored", run=self._run.spec.name, fragment=name, version=version)
 
     async def seed(self, name: str) -> None:
         """Makes version 0 of a draft's fragment, if its initial weights were pushed (`skerry_syncer.merge.seeding`).
@@ -329,4 +329,4 @@ class Merger:
             UnreadableObjectError: the stored push is not what was accepted.
         """
         async with self._locks[name]:
-            await seed(self._log, name, self._workers, self._scratch)
+            await seed(self._run, name, self._workers, self._scratch)

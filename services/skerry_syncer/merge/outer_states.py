@@ -17,9 +17,9 @@ from skerry.algorithm.step import OuterState
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
@@ -40,9 +40,9 @@ class _Cached:
 class OuterStates:
     """One outer state a fragment, at most. One task at a time may use a fragment's; one more may read it."""
 
-    def __init__(self, log: RunLog, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, workers: Workers, scratch: Scratch) -> None:
         """Starts with nothing cached."""
-        self._log = log
+        self._run = run
         self._workers = workers
         self._scratch = scratch
         self._cache: dict[str, _Cached] = {}
@@ -54,7 +54,7 @@ class OuterStates:
         It comes from the cache if the log has that and no snapshot is nearer.
         """
         name = fragment.layout.name
-        replayer = Replayer(self._log, name, self._workers)
+        replayer = Replayer(self._run, name, self._workers)
         cached = self._cache.pop(name, None)
         outer = cached.outer if cached is not None else None
         if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):

@@ -25,10 +25,10 @@ from skerry_syncer.access.caller import author
 from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreError
 from skerry_syncer.store.log.entries import RollbackFragment, RollbackItem, RunStatus
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState, VersionState
 from skerry_syncer.store.objects.interface import read_json
 from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
 # A roll-back that loses the race against a commit is appended again. Commits are seconds apart.
@@ -60,14 +60,14 @@ class RollBacks:
 
     def __init__(
         self,
-        log: RunLog,
+        run: Run,
         workers: Workers,
         start: Callable[[Coroutine[Any, Any, object]], object],
         *,
         is_draining: Callable[[], bool],
     ) -> None:
         """Stores in tasks that `start` starts; they end with the replica, and when it drains after a fragment."""
-        self._log = log
+        self._run = run
         self._workers = workers
         self._start = start
         self._is_draining = is_draining
@@ -84,10 +84,10 @@ class RollBacks:
                 DRAINING.
         """
         check_id(request_id, "request id")
-        if request_id in self._log.state.requests:
+        if request_id in self._run.state.requests:
             return None
-        await self._log.tail()
-        while request_id not in self._log.state.requests:
+        await self._run.log.tail()
+        while request_id not in self._run.state.requests:
             job = self._job(request_id, target_position)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_S if with_progress else None):
@@ -103,14 +103,14 @@ class RollBacks:
         job = self._jobs.get(target_position)
         if job is None:
             self._check(target_position)
-            fragments = (fragment for _, fragment in sorted(self._log.state.fragments.items()))
+            fragments = (fragment for _, fragment in sorted(self._run.state.fragments.items()))
             job = _Job(request_id, tuple((fragment, _version_at(fragment, target_position)) for fragment in fragments))
             self._jobs[target_position] = job
             self._start(self._store(job))
         return job
 
     def _check(self, target_position: int) -> None:
-        status, newest = self._log.state.status, self._log.state.position
+        status, newest = self._run.state.status, self._run.state.position
         if status not in (RunStatus.OPEN, RunStatus.CLOSING):
             reason = "RUN_DRAFT" if status is RunStatus.DRAFT else "RUN_CLOSED"
             raise SyncerError(reason, f"only a live run can be rolled back. status={status.value}")
@@ -130,14 +130,14 @@ class RollBacks:
 
     async def _stored(self, request_id: str, fragment: FragmentState, source: VersionState) -> RollbackFragment:
         """Returns what an earlier attempt has stored, on whatever replica, or stores it now."""
-        name = f"{self._log.prefix}/rollbacks/{request_id}/{fragment.layout.name}"
+        name = f"{self._run.log.prefix}/rollbacks/{request_id}/{fragment.layout.name}"
         with suppress(ObjectMissingError, ValueError):
-            noted = read_json(await self._log.objects.get(name), RollbackFragment)
-            if noted.digest == source.digest and not self._log.state.are_condemned(noted.weights):
+            noted = read_json(await self._run.log.objects.get(name), RollbackFragment)
+            if noted.digest == source.digest and not self._run.state.are_condemned(noted.weights):
                 return noted
-        stored = await stored_again(self._log, fragment, source, self._workers)
+        stored = await stored_again(self._run, fragment, source, self._workers)
         with suppress(ObjectExistsError):
-            await self._log.objects.create(name, msgspec.json.encode(stored))
+            await self._run.log.objects.create(name, msgspec.json.encode(stored))
         return stored
 
     async def _apply(self, job: _Job, request_id: str, target_position: int) -> None:
@@ -148,16 +148,16 @@ class RollBacks:
         if len(job.stored) < len(job.sources):
             raise DrainingError
         for _ in range(_ATTEMPTS):
-            newest = self._log.state.fragments
+            newest = self._run.state.fragments
             fragments = tuple(
                 structs.replace(stored, version=newest[stored.fragment].version + 1) for stored in job.stored
             )
-            (outcome,) = await self._log.append([RollbackItem(request_id, target_position, fragments, author())])
-            if request_id in self._log.state.requests:
-                _LOG.info("run rolled back", run=self._log.spec.name, target_position=target_position)
+            (outcome,) = await self._run.log.append([RollbackItem(request_id, target_position, fragments, author())])
+            if request_id in self._run.state.requests:
+                _LOG.info("run rolled back", run=self._run.spec.name, target_position=target_position)
                 with suppress(StoreError):
-                    folder = f"{self._log.prefix}/rollbacks/{job.request_id}"
-                    await self._log.objects.delete([f"{folder}/{stored.fragment}" for stored in job.stored])
+                    folder = f"{self._run.log.prefix}/rollbacks/{job.request_id}"
+                    await self._run.log.objects.delete([f"{folder}/{stored.fragment}" for stored in job.stored])
                 return
             if outcome.rejection is not None and outcome.rejection.reason != "VERSION_NOT_FOUND":
                 raise from_rejection(outcome.rejection)
@@ -166,9 +166,7 @@ class RollBacks:
         )
 
 
-async def stored_again(
-    log: RunLog, fragment: FragmentState, source: VersionState, workers: Workers
-) -> RollbackFragment:
+async def stored_again(run: Run, fragment: FragmentState, source: VersionState, workers: Workers) -> RollbackFragment:
     """Stores the weights of `source` under the fragment's next version number; holds one fragment in memory.
 
     Raises:
@@ -177,8 +175,8 @@ async def stored_again(
     """
     name = fragment.layout.name
     version = fragment.version + 1
-    weights = await Replayer(log, name, workers).weights_at(source.version)
-    ref = await log.blobs.write_snapshot(name, version, "weights", snapshot_tensors(fragment.layout, weights))
+    weights = await Replayer(run, name, workers).weights_at(source.version)
+    ref = await run.blobs.write_snapshot(name, version, "weights", snapshot_tensors(fragment.layout, weights))
     return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
 
 

@@ -11,15 +11,15 @@ from skerry.wire.errors import FrameError
 from skerry.wire.frames import decode_frames
 from skerry_syncer.store.errors import UnreadableObjectError
 from skerry_syncer.store.log.entries import INITIAL_BASE, SnapshotItem
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.blobs import frame_batches
 from skerry_syncer.store.versions.replay import snapshot_tensors, weights_digest
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
 
 
-async def seed(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> None:
+async def seed(run: Run, name: str, workers: Workers, scratch: Scratch) -> None:
     """Makes version 0 of the fragment called `name` from its first accepted push of initial weights, if there is one.
 
     Idempotent: a second snapshot of version 0, by any replica, has no effect.
@@ -28,7 +28,7 @@ async def seed(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> No
         StoreError: the store failed; the fragment has no version yet.
         UnreadableObjectError: the stored push is not what was accepted.
     """
-    fragment = log.state.fragments[name]
+    fragment = run.state.fragments[name]
     if fragment.version != INITIAL_BASE or not fragment.pending:
         return
     source = next(iter(fragment.pending.values())).item
@@ -36,13 +36,13 @@ async def seed(log: RunLog, name: str, workers: Workers, scratch: Scratch) -> No
     (weights,) = scratch.zeros(1, layout.numel)
     try:
         for part in source.parts:
-            pieces = log.blobs.part_frames(part)
+            pieces = run.blobs.part_frames(part)
             async for batch in frame_batches(pieces, part.first, part.numel):
                 out = weights[batch.first : batch.first + batch.numel]
                 await workers.run(partial(decode_frames, batch.data, layout, out, first=batch.first))
     except FrameError as error:
         raise UnreadableObjectError(source.parts[0].name, f"initial weights. fragment={name}, {error}") from error
     digest = await weights_digest(weights, workers=workers)
-    ref = await log.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
-    await log.append([SnapshotItem(name, 0, digest, (ref,), ())])
-    _LOG.info("initial weights stored", run=log.spec.name, fragment=name, numel=layout.numel)
+    ref = await run.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(layout, weights))
+    await run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])
+    _LOG.info("initial weights stored", run=run.spec.name, fragment=name, numel=layout.numel)

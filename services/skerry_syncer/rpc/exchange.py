@@ -154,7 +154,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             return v1.QueryPushResponse(
                 state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
             )
-        parts = await replica.log.blobs.list_parts(request.fragment, request.delta_id)
+        parts = await replica.blobs.list_parts(request.fragment, request.delta_id)
         return v1.QueryPushResponse(
             state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
             parts=[
@@ -177,7 +177,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             if not left:
                 return
             offset = resume.offset if index == resume.object_index else 0
-            ref, blobs = plan.objects[index].ref, replica.log.blobs
+            ref, blobs = plan.objects[index].ref, replica.blobs
             try:
                 read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
                 async with aclosing(read), aclosing(self._held(read)) as pieces:
@@ -283,7 +283,7 @@ async def _plan(
     if not request.HasField("resume"):
         return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
     resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
-    gone = replica.state.condemned | replica.log.blobs.unreadable
+    gone = replica.state.condemned | replica.blobs.unreadable
     return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume
 
 
@@ -294,7 +294,7 @@ def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, t
         SyncerError: VERSION_NOT_FOUND.
         UnreadableObjectError: there is no such plan. The next call tries all objects again.
     """
-    condemned, unreadable = replica.state.condemned, replica.log.blobs.unreadable
+    condemned, unreadable = replica.state.condemned, replica.blobs.unreadable
     if unreadable:
         with suppress(SyncerError):
             return plan_pull(fragment, condemned | unreadable, from_version=from_version, target_version=target)

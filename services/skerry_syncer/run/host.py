@@ -213,17 +213,17 @@ class RunHost:
         """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""
         replica = None
         try:
-            log = await self.store.open_log(name, uid)
+            stored = await self.store.open_run(name, uid)
             if self._is_draining:
                 raise DrainingError
             replica = RunReplica(
-                log, clock=self.clock, workers=self.workers, scratch=self._scratch, settings=self.settings.replica
+                stored, clock=self.clock, workers=self.workers, scratch=self._scratch, settings=self.settings.replica
             )
             self._metrics.opened(replica)
             state = replica.state
             _LOG.info("run opened", run=name, uid=uid, position=state.position, status=state.status.value)
             run.opening.set_result(replica)
-            largest_numel = max((layout.numel for layout in log.spec.fragments), default=0)
+            largest_numel = max((layout.numel for layout in stored.spec.fragments), default=0)
             tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
             await replica.run()
         except asyncio.CancelledError:
@@ -303,7 +303,7 @@ class RunHost:
         assert run.task is not None  # it made the replica
         run.task.cancel()
         self._runs.pop(replica.log.spec.uid, None)
-        self.store.release(replica.log)
+        self.store.release(replica.stored)
 
 
 def _not_found(name: str) -> SyncerError:

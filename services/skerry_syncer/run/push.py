@@ -140,7 +140,7 @@ class Push:
             self._storing = None
 
     async def _store(self, part: ArrivingPart, digest: str) -> None:
-        self._stored[part.first, part.numel] = await self._replica.log.blobs.write_part(
+        self._stored[part.first, part.numel] = await self._replica.blobs.write_part(
             self._header.fragment,
             self._header.delta,
             part.first,
@@ -176,7 +176,7 @@ class Push:
         """Returns the parts that cover the fragment: this call's, and what earlier calls made durable."""
         chosen = dict(self._stored)
         if not self._is_whole(chosen):
-            for part in await self._replica.log.blobs.list_parts(self._header.fragment, self._header.delta):
+            for part in await self._replica.blobs.list_parts(self._header.fragment, self._header.delta):
                 key = (part.ref.first, part.ref.numel)
                 if chosen.setdefault(key, part).ref.digest != part.ref.digest and key not in self._stored:
                     raise self._id_reused()

@@ -42,10 +42,10 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
@@ -56,22 +56,23 @@ class RunReplica:
 
     def __init__(
         self,
-        log: RunLog,
+        run: Run,
         *,
         clock: Clock,
         workers: Workers,
         scratch: Scratch,
         settings: ReplicaSettings,
     ) -> None:
-        """Takes a log that is folded to its end."""
-        self.log = log
+        """Takes a run whose log is folded to its end."""
+        self.stored = run
+        self.log, self.blobs = run.log, run.blobs
         self.workers = workers
-        self.merger = Merger(log, clock=clock, workers=workers, scratch=scratch)
+        self.merger = Merger(run, clock=clock, workers=workers, scratch=scratch)
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.leases = Leases(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
         self._clock = clock
-        self._advice = AdviceBoard(log)
+        self._advice = AdviceBoard(run.log)
         self._settings = settings
         self.engine = RoundEngine()
         self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
@@ -87,9 +88,9 @@ class RunReplica:
         self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
-        self.roll_backs = RollBacks(log, workers, self._start, is_draining=lambda: self._is_draining)
+        self.roll_backs = RollBacks(run, workers, self._start, is_draining=lambda: self._is_draining)
         self._seeded: set[str] = set()  # fragments whose initial weights this replica began to store
-        self._unsubscribe = log.subscribe(self._on_entry)
+        self._unsubscribe = run.log.subscribe(self._on_entry)
 
     @property
     def state(self) -> RunState:
@@ -125,7 +126,7 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-                tasks.create_task(keep_small(self.log, self._clock, self._settings, self._done), name="upkeep")
+                tasks.create_task(keep_small(self.stored, self._clock, self._settings, self._done), name="upkeep")
         except* (LogCorruptError, NewerFormatError) as errors:
             self.followers.end(errors.exceptions[0])
             raise

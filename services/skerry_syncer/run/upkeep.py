@@ -23,6 +23,7 @@ from skerry_syncer.store.maintenance.collect import Why, collect
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
 _LOOK_S: Final = 5.0  # between looks whether there is something to do, which cost nothing
@@ -33,19 +34,19 @@ _LITTER_AGE_S: Final = 86_400.0
 
 
 async def keep_small(
-    log: RunLog, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
+    run: Run, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
 ) -> None:
     """Checks in an endless loop if a checkpoint or a collection is due; `attempt` handles failures of the store."""
-    due_s = clock.monotonic_s() + settings.collection_look_s
+    log, due_s = run.log, clock.monotonic_s() + settings.collection_look_s
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
-        is_full, now_s = log.blobs.is_full, clock.monotonic_s()
+        is_full, now_s = run.blobs.is_full, clock.monotonic_s()
         if is_full or now_s >= due_s:
             is_due = _may_collect(log) and (is_full or retention.is_due(log.state))
             took_s = clock.monotonic_s() - now_s
             if is_due:
-                await attempt(_collect(log, is_full=is_full), "collection failed")
+                await attempt(_collect(run, is_full=is_full), "collection failed")
             due_s = clock.monotonic_s() + max(settings.collection_look_s, took_s / _LOOK_SHARE)
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
@@ -55,10 +56,11 @@ def _may_collect(log: RunLog) -> bool:
     return log.state.status is not RunStatus.DRAFT
 
 
-async def _collect(log: RunLog, *, is_full: bool) -> None:
+async def _collect(run: Run, *, is_full: bool) -> None:
+    log = run.log
     now_unix_s = await store_unix_s(log.objects, log.entropy)
     went = await collect(log, Retention.of(log.state.policy), now_unix_s=now_unix_s)
-    log.blobs.is_full = False  # until the next blob finds no space
+    run.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
     if is_full and not went.victims:
         _LOG.error("store is full, and the run's policy keeps all that it has of it", **facts)

@@ -26,9 +26,9 @@ from skerry_syncer.store.errors import (
 )
 from skerry_syncer.store.log.checkpoints import newest_state
 from skerry_syncer.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects, read_json
 from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
 _RESOLVES_AT_ONCE: Final = 16
@@ -58,12 +58,12 @@ class Store:
         self._writer = writer
         self._keeps_history = keeps_history
         self._creator = Creator(objects, clock, entropy)
-        # One log per run: two would not know of each other's entries in doubt.
-        self._logs: dict[tuple[str, str], RunLog] = {}
+        # One object per run: two would not know of each other's entries in doubt.
+        self._runs: dict[tuple[str, str], Run] = {}
         # Of logs that were let go: the newest entry seen, which they must still have when they are opened again.
         self._known: dict[tuple[str, str], tuple[int, str]] = {}
 
-    async def create_draft(self, spec: RunSpec) -> RunLog:
+    async def create_draft(self, spec: RunSpec) -> Run:
         """Creates a run without a name and returns its log; the same spec again returns the same run.
 
         The time of creation is not compared; that of the first creation is kept.
@@ -84,7 +84,7 @@ class Store:
             )
         return await self._open(found)
 
-    async def open_log(self, name: str, uid: str) -> RunLog:
+    async def open_run(self, name: str, uid: str) -> Run:
         """Returns the run's log, folded to its end. Drafts and deleted runs can be opened too.
 
         A log that failed is read again from the start, because the store may have been repaired or its volume mounted
@@ -96,71 +96,71 @@ class Store:
         """
         check_name(name, "run")
         check_id(uid, "run uid")
-        log = self._logs.get((name, uid))
-        if log is not None and log.failure is None:
-            await log.tail()
-            return log
+        run = self._runs.get((name, uid))
+        if run is not None and run.log.failure is None:
+            await run.log.tail()
+            return run
         spec_name = entry_name(run_prefix(name, uid), 0)
         try:
             data = await self.objects.get(spec_name)
         except ObjectMissingError:
-            if log is not None and log.failure is not None:
-                raise log.failure from None  # the run existed, so it is lost and not unknown
+            if run is not None and run.log.failure is not None:
+                raise run.log.failure from None  # the run existed, so it is lost and not unknown
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
         return await self._open(await self._workers.run(_parse_spec, spec_name, data))
 
     def read_position(self, name: str, uid: str) -> int:
         """Returns up to where the run's log was read; 0 if it is not open."""
-        log = self._logs.get((name, uid))
-        return 0 if log is None else log.state.position
+        run = self._runs.get((name, uid))
+        return 0 if run is None else run.state.position
 
-    async def read_log(self, name: str, uid: str) -> RunLog:
+    async def read_run(self, name: str, uid: str) -> Run:
         """Returns the run's log for reading, folded to its end or, where it is damaged, to its last good entry.
 
         `failure` of the log says what is wrong with the entry after that one. Nothing can be appended to such a log.
 
         Raises:
-            RunNotFoundError: as `open_log`.
+            RunNotFoundError: as `open_run`.
             LogCorruptError: `run.json` can't be read.
         """
         try:
-            return await self.open_log(name, uid)
+            return await self.open_run(name, uid)
         except LogCorruptError:
-            log = self._logs.get((name, uid))
-            if log is None or log.failure is None:
+            run = self._runs.get((name, uid))
+            if run is None or run.log.failure is None:
                 raise
-            return log
+            return run
 
-    async def _open(self, spec: RunSpec) -> RunLog:
+    async def _open(self, spec: RunSpec) -> Run:
         key = (spec.name, spec.uid)
-        found = self._logs.get(key)
-        if found is None or found.failure is not None:
+        found = self._runs.get(key)
+        if found is None or found.log.failure is not None:
             state = None if self._keeps_history else await newest_state(self.objects, spec)
-            if self._logs.get(key) is not found:  # another call opened it meanwhile
+            if self._runs.get(key) is not found:  # another call opened it meanwhile
                 return await self._open(spec)
-            self._logs[key] = RunLog(
+            self._runs[key] = Run(
                 self.objects,
                 spec,
                 clock=self._clock,
                 entropy=self._entropy,
                 workers=self._workers,
                 writer=self._writer,
-                known=self._known.get(key) if found is None else found.known,
+                known=self._known.get(key) if found is None else found.log.known,
                 state=state,
             )
             if found is not None:
-                await found.close()  # entries that it sent are treated as another process's from now on
-        log = self._logs[key]
-        await log.tail()
-        return log
+                await found.log.close()  # entries that it sent are treated as another process's from now on
+        run = self._runs[key]
+        await run.log.tail()
+        return run
 
-    def release(self, log: RunLog) -> None:
-        """Closes a log that is not in use; the next call of `open_log` reads it anew."""
-        key = (log.spec.name, log.spec.uid)
-        if self._logs.get(key) is log:
-            del self._logs[key]
-            self._known[key] = log.known
+    def release(self, run: Run) -> None:
+        """Lets go of a run that is not in use; the next call of `open_run` reads its log anew."""
+        key = (run.spec.name, run.spec.uid)
+        if self._runs.get(key) is run:
+            del self._runs[key]
+            self._known[key] = run.log.known
 
     async def publish(self, name: str, uid: str) -> None:
         """Gives the run its name. Idempotent.
@@ -250,9 +250,9 @@ class Store:
 
     async def close(self) -> None:
         """Closes every log."""
-        for log in self._logs.values():
-            await log.close()
-        self._logs.clear()
+        for run in self._runs.values():
+            await run.log.close()
+        self._runs.clear()
 
 
 def _name_path(name: str, number: int) -> str:

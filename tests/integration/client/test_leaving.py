@@ -128,7 +128,7 @@ async def _decide(store_url: str, uid: str, fate: entries.Fate, reason: str) -> 
     """Gives all pending deltas of the run "fit" a fate, as another replica does, and returns how many there were."""
     objects = open_objects(store_url)
     store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="other")
-    log = await store.open_log("fit", uid)
+    log = (await store.open_run("fit", uid)).log
     pending = [name for fragment in log.state.fragments.values() for name in fragment.pending]
     await log.append([entries.FateItem(tuple(entries.Decided(name, fate, reason) for name in pending))])
     await store.close()

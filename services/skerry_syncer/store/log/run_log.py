@@ -15,7 +15,6 @@ from typing import Final, NoReturn
 
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
-from skerry.runtime.workers import Workers
 from skerry_syncer.store.errors import (
     LogCorruptError,
     ObjectMissingError,
@@ -39,7 +38,6 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.put_if_absent import Creator
-from skerry_syncer.store.versions.blobs import Blobs
 
 GROUP_BYTES: Final = 2**20  # of appends in one entry, so that none takes long to read; a single one may be larger
 MAX_APPEND_BYTES: Final = 16 * 2**20  # larger ones are refused: readers hold a whole entry in memory
@@ -66,7 +64,6 @@ class RunLog:
         *,
         clock: Clock,
         entropy: Entropy,
-        workers: Workers,
         writer: str,
         known: tuple[int, str] | None = None,
         state: RunState | None = None,
@@ -77,9 +74,6 @@ class RunLog:
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
         self.entropy = entropy
-        self.blobs = Blobs(
-            objects, self.prefix, clock, entropy, workers=workers, condemned=self.state.condemned, look=self.tail
-        )
         self._clock = clock
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)

@@ -14,7 +14,7 @@ from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
 from skerry_syncer.store.maintenance.options import (
     POSITION_OR_DURATION,
-    opened_log,
+    opened_run,
     run_options,
 )
 
@@ -54,13 +54,13 @@ def verify(
 
     async def check() -> VerifyReport:
         with TemporaryDirectory(dir=scratch, prefix="skerry-verify-") as folder:
-            async with opened_log(store_url, run, uid) as (run_log, workers):
+            async with opened_run(store_url, run, uid) as (opened, workers):
                 first = since if isinstance(since, int) else 0
                 if isinstance(since, float):
-                    first = await position_at(run_log, run_log.state.age_s - since)
+                    first = await position_at(opened.log, opened.state.age_s - since)
                 with shown_progress("verifying") as progress:
                     return await verify_run(
-                        run_log, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
+                        opened, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
                     )
 
     report = asyncio.run(check())

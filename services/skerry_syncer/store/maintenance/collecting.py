@@ -102,8 +102,8 @@ def gc(
         return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
 
     async def sweep(store: Store, run: str, now: float) -> tuple[CollectionPlan, bool]:
-        open_log = store.open_log if yes else store.read_log
-        run_log = await open_log(run, uid or await resolved(store, run))
+        open_run = store.open_run if yes else store.read_run
+        run_log = (await open_run(run, uid or await resolved(store, run))).log
         policy = run_log.state.policy
         retention = Retention(
             keep_versions or policy.kept_version_count,

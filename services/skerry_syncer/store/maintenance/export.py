@@ -15,7 +15,7 @@ from skerry_syncer.store.log.entries import INITIAL_BASE, RunSpec
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.maintenance.options import opened_log, warn_of_damage
+from skerry_syncer.store.maintenance.options import opened_run, warn_of_damage
 from skerry_syncer.store.versions.replay import Replayer
 
 Pull = Callable[[Callable[[int, int], None]], Iterator[tuple[str, NDArray[np.float32]]]]
@@ -36,20 +36,21 @@ def stored_weights(
     stack = AsyncExitStack()
     with asyncio.Runner() as runner:
         try:
-            log, workers = runner.run(stack.enter_async_context(opened_log(store_url, name, uid)))
+            run, workers = runner.run(stack.enter_async_context(opened_run(store_url, name, uid)))
+            log = run.log
             versions = runner.run(_versions_at(log, log.state.position if position is None else position))
 
             def pull(progress: Callable[[int, int], None]) -> Iterator[tuple[str, NDArray[np.float32]]]:
                 done, total = 0, sum(layout.numel for layout in log.spec.fragments)
                 for layout in log.spec.fragments:
-                    weights = runner.run(Replayer(log, layout.name, workers).weights_at(versions[layout.name]))
+                    weights = runner.run(Replayer(run, layout.name, workers).weights_at(versions[layout.name]))
                     done += layout.numel
                     progress(done, total)
                     for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                         yield spec.name, weights[offset : offset + spec.numel].reshape(spec.shape)
 
-            run = _record(log.spec, versions, log.state.position if position is None else position)
-            yield run, pull, position is None and warn_of_damage(log)
+            record = _record(log.spec, versions, log.state.position if position is None else position)
+            yield record, pull, position is None and warn_of_damage(log)
         finally:
             runner.run(stack.aclose())
 

@@ -10,9 +10,10 @@ from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import ObjectRef
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.blobs import frame_batches
+from skerry_syncer.store.versions.run import Run
 
 
-async def object_digest(log: RunLog, ref: ObjectRef, workers: Workers) -> str:
+async def object_digest(run: Run, ref: ObjectRef, workers: Workers) -> str:
     """Returns the digest of a stored object that must be `ref.digest`: of a part's raw frames, else of all its bytes.
 
     Raises:
@@ -21,11 +22,11 @@ async def object_digest(log: RunLog, ref: ObjectRef, workers: Workers) -> str:
     """
     if ref.name.startswith("deltas/"):
         hasher = blake3()
-        async for batch in frame_batches(log.blobs.part_frames(ref), ref.first, ref.numel):
+        async for batch in frame_batches(run.blobs.part_frames(ref), ref.first, ref.numel):
             await workers.run(_hash_raw, hasher, batch.data)
         return hasher.digest().hex()
     whole = blake3()
-    async for piece in log.blobs.read(ref):
+    async for piece in run.blobs.read(ref):
         await workers.run(whole.update, piece)
     return whole.hexdigest()
 

@@ -22,6 +22,7 @@ from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import check_url, open_objects
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 
 _WORKER_COUNT: Final = 2
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -128,10 +129,10 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
 
 
 @asynccontextmanager
-async def opened_log(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[RunLog, Workers]]:
-    """Opens a run's log for reading, folded to its end or its last good entry, and closes everything after."""
+async def opened_run(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[Run, Workers]]:
+    """Opens a run for reading, its log folded to its end or its last good entry, and closes everything after."""
     async with opened_store(store_url) as (store, workers):
-        yield await store.read_log(run_name, uid or await resolved(store, run_name)), workers
+        yield await store.read_run(run_name, uid or await resolved(store, run_name)), workers
 
 
 async def resolved(store: Store, run_name: str) -> str:

@@ -18,7 +18,7 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.log_lines import entry_json, entry_lines
-from skerry_syncer.store.maintenance.options import opened_log, run_options, warn_of_damage
+from skerry_syncer.store.maintenance.options import opened_run, run_options, warn_of_damage
 
 _WIDE: Final = 160  # columns of a pipe or a file
 _FOLLOW_PAUSE_S: Final = 1.0
@@ -61,7 +61,8 @@ def log(
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
     async def show() -> bool:
-        async with opened_log(store_url, run, uid) as (run_log, _):
+        async with opened_run(store_url, run, uid) as (opened, _):
+            run_log = opened.log
             end = _end(run_log, stop)
             first = max(start, run_log.state.position - last + 1) if last else start
             state = RunState(run_log.spec)

@@ -27,6 +27,7 @@ from skerry_syncer.store.log.state import CommitRecord, RunState, VersionState
 from skerry_syncer.store.maintenance.collect import versions_since
 from skerry_syncer.store.maintenance.inspection import object_digest, what_is_wrong_after
 from skerry_syncer.store.versions.replay import DAMAGE, Replayer, UnreadableDeltaError, outer_refs, weights_digest
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 
@@ -62,7 +63,7 @@ class VerifyReport:
 
 
 async def verify_run(
-    log: RunLog,
+    run: Run,
     *,
     workers: Workers,
     scratch: Scratch,
@@ -79,12 +80,13 @@ async def verify_run(
     Raises:
         StoreUnavailableError: the store can't be read; nothing is known then.
     """
+    log = run.log
     problems = await _check_log(log)
     spans = {name: _versions_to_check(log.state, name, since) for name in sorted(log.state.fragments)}
     total = sum(map(len, spans.values()))
     done = checked = replayed = 0
     for name, versions in spans.items():
-        check = _FragmentCheck(log, log.spec.fragment(name), workers, scratch)
+        check = _FragmentCheck(run, log.spec.fragment(name), workers, scratch)
         fragment, version = log.state.fragments[name], versions.start - 1
         while version < fragment.version:  # which grows where a collection runs: then the log is read on
             version += 1
@@ -167,11 +169,11 @@ class _FragmentCheck:
     Either way ends where something is wrong or was collected, and starts again at the next snapshot.
     """
 
-    def __init__(self, log: RunLog, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
-        self._log = log
+    def __init__(self, run: Run, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
+        self._run = run
         self._layout = layout
         self._workers = workers
-        self._replayer = Replayer(log, layout.name, workers)
+        self._replayer = Replayer(run, layout.name, workers)
         weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
         self._state = OuterState(weights, momentum, residual, TORN)
         self._chain_version = TORN
@@ -180,7 +182,7 @@ class _FragmentCheck:
 
     async def version(self, number: int) -> Problem | None:
         """Checks the next version and returns the first thing that is wrong with it."""
-        versions = self._log.state.fragments[self._layout.name].versions
+        versions = self._run.state.fragments[self._layout.name].versions
         if number not in versions:
             return Problem(self._layout.name, number, "version is missing")
         at = versions[number]
@@ -213,7 +215,7 @@ class _FragmentCheck:
         if at.commit is None or self._state.version != at.version - 1:
             self._state.version = TORN
             return False
-        deltas = [self._log.state.deltas[member.delta].item for member in at.commit.close.members]
+        deltas = [self._run.state.deltas[member.delta].item for member in at.commit.close.members]
         update = at.commit.commit.update
         if not self._replayer.has_all([*update, *(part for delta in deltas for part in delta.parts)]):
             self._state.version = TORN
@@ -286,7 +288,7 @@ class _FragmentCheck:
     async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
         """Compares whole objects' bytes with the digests that the log names."""
         for ref in refs:
-            actual = await object_digest(self._log, ref, self._workers)
+            actual = await object_digest(self._run, ref, self._workers)
             if actual != ref.digest:
                 raise _Mismatch(f"object {ref.name} differs", ref.digest, actual)
 
@@ -294,7 +296,7 @@ class _FragmentCheck:
         """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
         for part in delta.parts:
             try:
-                actual = await object_digest(self._log, part, self._workers)
+                actual = await object_digest(self._run, part, self._workers)
             except CollectedError:
                 raise
             except (FrameError, ObjectMissingError, UnreadableObjectError) as error:

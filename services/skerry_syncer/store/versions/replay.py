@@ -39,9 +39,9 @@ from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, StoreError, UnreadableObjectError
 from skerry_syncer.store.log.entries import AcceptedItem, MergeScalars, ObjectRef
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import CommitRecord, VersionState
 from skerry_syncer.store.versions.blobs import frame_batches
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 # A full frame has 2^18 elements, and takes half a millisecond. With 4 a job a synchronisation took 57 ms
@@ -78,9 +78,9 @@ class Replayer:
     take objects while they are read: then another way to the version is looked for.
     """
 
-    def __init__(self, log: RunLog, fragment: str, workers: Workers) -> None:
-        self._log = log
-        self._layout = log.spec.fragment(fragment)
+    def __init__(self, run: Run, fragment: str, workers: Workers) -> None:
+        self._run = run
+        self._layout = run.spec.fragment(fragment)
         self._workers = workers
 
     async def rebuild(self, version: int, scratch: Scratch) -> OuterState:
@@ -102,7 +102,7 @@ class Replayer:
             except CollectedError:
                 continue
             except UnreadableObjectError as error:
-                self._log.blobs.unreadable.update(ref.name for ref in (*base.weights, *base.outer))
+                self._run.blobs.unreadable.update(ref.name for ref in (*base.weights, *base.outer))
                 _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
             else:
                 return state
@@ -146,11 +146,11 @@ class Replayer:
             NonFiniteError: the recorded scalars lead out of the codec's range; `state` is torn.
         """
         scalars = scalars_from_record(record.commit.scalars)
-        deltas = [self._log.state.deltas[member.delta].item for member in record.close.members]
+        deltas = [self._run.state.deltas[member.delta].item for member in record.close.members]
         if not self.has_all([part for delta in deltas for part in delta.parts]):
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
-        await accumulate_deltas(self._log, name, deltas, scalars.coefficients, acc, workers=self._workers)
+        await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc, workers=self._workers)
         state.version = TORN
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
 
@@ -220,7 +220,7 @@ class Replayer:
 
     async def _each_batch(self, update: Sequence[ObjectRef], job: Callable[[FrameBatch], None]) -> None:
         async def jobs(ref: ObjectRef) -> AsyncIterator[Callable[[], None]]:
-            async for batch in frame_batches(self._log.blobs.read_checked(ref), ref.first, ref.numel):
+            async for batch in frame_batches(self._run.blobs.read_checked(ref), ref.first, ref.numel):
                 yield partial(job, batch)
 
         for ref in update:
@@ -259,20 +259,20 @@ class Replayer:
         for ref in refs:
             reader = TensorFileReader(self._layout, out, first=ref.first, numel=ref.numel)
             try:
-                async for piece in self._log.blobs.read_checked(ref):
+                async for piece in self._run.blobs.read_checked(ref):
                     reader.feed(piece)
                 reader.finish()
             except TensorFileError as error:
-                self._log.blobs.unreadable.add(ref.name)
+                self._run.blobs.unreadable.add(ref.name)
                 raise UnreadableObjectError(ref.name, error) from error
 
     def has_all(self, refs: Sequence[ObjectRef]) -> bool:
         """Whether no collection condemned any of these objects."""
-        return all(ref.name not in self._log.state.condemned for ref in refs)
+        return all(ref.name not in self._run.state.condemned for ref in refs)
 
     def _version(self, version: int) -> VersionState:
         try:
-            return self._log.state.fragments[self._layout.name].versions[version]
+            return self._run.state.fragments[self._layout.name].versions[version]
         except KeyError:
             raise ObjectMissingError(f"no such version. {self._where(version)}") from None
 
@@ -283,7 +283,7 @@ class Replayer:
             ObjectMissingError: all of them were collected.
             UnreadableObjectError: there is none that can be read. The next call tries all of them again.
         """
-        at, unreadable = self._version(version), self._log.blobs.unreadable
+        at, unreadable = self._version(version), self._run.blobs.unreadable
         skipped: set[str] = set()
         while True:
             refs = (*at.weights, *(at.outer if with_outer else ()))
@@ -292,7 +292,7 @@ class Replayer:
                 if not damaged:
                     return at
                 skipped |= damaged
-            if at.version - 1 not in self._log.state.fragments[self._layout.name].versions:
+            if at.version - 1 not in self._run.state.fragments[self._layout.name].versions:
                 if not skipped:
                     raise ObjectMissingError(f"what leads to the version was collected. {self._where(version)}")
                 unreadable -= skipped
@@ -308,7 +308,7 @@ class Replayer:
 
 
 async def accumulate_deltas(
-    log: RunLog,
+    run: Run,
     fragment: str,
     deltas: Sequence[AcceptedItem],  # in member order
     coefficients: Float32s,  # (members, tensors)
@@ -323,16 +323,16 @@ async def accumulate_deltas(
         CollectedError: a collection took one meanwhile; likewise.
         StoreUnavailableError: the store can't say; the same call may succeed later.
     """
-    layout = log.spec.fragment(fragment)
+    layout = run.spec.fragment(fragment)
 
     async def jobs(member: int, delta: AcceptedItem) -> AsyncIterator[Callable[[], None]]:
         for part in delta.parts:
-            kept = log.blobs.take_frames(part)
+            kept = run.blobs.take_frames(part)
             for at in range(0, len(kept), _FRAMES_A_JOB):
                 frames: Iterable[Frame] = kept[at : at + _FRAMES_A_JOB]
                 yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
             if not kept:
-                async for batch in frame_batches(log.blobs.part_frames(part), part.first, part.numel):
+                async for batch in frame_batches(run.blobs.part_frames(part), part.first, part.numel):
                     frames = parse_frames(batch.data)  # parsed by the job that goes over them
                     yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
 

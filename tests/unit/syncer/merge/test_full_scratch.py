@@ -43,7 +43,7 @@ async def drivers() -> list[Driver]:
 
 async def test_merges_go_on_when_scratch_is_full(small_scratch: Scratch) -> None:
     runs = await drivers()
-    mergers = [Merger(run.log, clock=SystemClock(), workers=run.workers, scratch=small_scratch) for run in runs]
+    mergers = [Merger(run.run, clock=SystemClock(), workers=run.workers, scratch=small_scratch) for run in runs]
     for version in (1, 2):
         for run, merger in zip(runs, mergers, strict=True):
             delta = await run.push(0, np.full(LAYOUT.numel, 0.5, np.float32))
@@ -52,13 +52,13 @@ async def test_merges_go_on_when_scratch_is_full(small_scratch: Scratch) -> None
             assert run.log.state.fragments[FRAGMENT].version == version
             run.state.version = version
     for run in runs:
-        report = await verify_run(run.log, workers=run.workers, scratch=Scratch(None))
+        report = await verify_run(run.run, workers=run.workers, scratch=Scratch(None))
         assert (report.problems, report.versions_replayed) == ((), 2)
 
 
 async def test_the_least_recently_used_goes_first_whatever_run_it_is_of(small_scratch: Scratch) -> None:
     runs = await drivers()
-    states = [OuterStates(run.log, run.workers, small_scratch) for run in runs]
+    states = [OuterStates(run.run, run.workers, small_scratch) for run in runs]
     fragments = [run.log.state.fragments[FRAGMENT] for run in runs]
 
     def is_cached(index: int) -> bool:

@@ -73,7 +73,7 @@ class Run:
     def __init__(self, driver: Driver, objects: HookedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = driver
         self.objects = objects
-        self.merger = Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=driver.scratch)
+        self.merger = Merger(driver.run, clock=SystemClock(), workers=driver.workers, scratch=driver.scratch)
         self.rebuilt: list[int] = []
         rebuild = Replayer.rebuild
 
@@ -116,7 +116,7 @@ class Run:
         """Has one more version made, and all replayed from what is stored."""
         await self.merge(await self.close(await self.deltas(1.0, 2.0)))
         assert self.version == version + 1
-        report = await verify_run(self.driver.log, workers=self.driver.workers, scratch=self.driver.scratch)
+        report = await verify_run(self.driver.run, workers=self.driver.workers, scratch=self.driver.scratch)
         assert (report.problems, report.versions_replayed) == ((), version + 1)
 
 
@@ -191,7 +191,7 @@ async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the
 
     async def overtake() -> None:
         run.objects.before_update = None
-        state = await Replayer(run.driver.log, FRAGMENT, run.driver.workers).rebuild(1, run.driver.scratch)
+        state = await Replayer(run.driver.run, FRAGMENT, run.driver.workers).rebuild(1, run.driver.scratch)
         run.driver.state = state
         result = await run.driver.merge(closing)
         scalars = structs.replace(result.commit.scalars, rate="3f000000")
@@ -272,7 +272,7 @@ async def test_a_state_is_not_used_again_where_the_step_ended_halfway(monkeypatc
     left = 3
     await run.merge(closing)
     assert (run.version, run.rebuilt) == (2, [0, 1])
-    report = await verify_run(run.driver.log, workers=run.driver.workers, scratch=run.driver.scratch)
+    report = await verify_run(run.driver.run, workers=run.driver.workers, scratch=run.driver.scratch)
     assert (report.problems, report.versions_replayed) == ((), 2)
 
 

@@ -48,7 +48,7 @@ class HostBench(Bench):
     async def create(self, *, has_open_round: bool) -> Store:
         """Makes an open run, in which a delta may wait for a second learner's; returns the writer's store."""
         writer = self.store()
-        log = await writer.create_draft(SPEC)
+        log = (await writer.create_draft(SPEC)).log
         weights = (ObjectRef("snapshots/body/0-weights", 0, 4, 10, "0" * 64),)
         items: list[Item] = [
             PolicyItem(self.entropy.hex_id(), Policy(quorum_count=2)),
@@ -100,7 +100,7 @@ def test_a_run_that_nobody_follows_or_that_was_deleted_costs_nothing() -> None:
         await bench.host.open("run")
         await writer.unpublish("run", UID)
         assert await bench.month_dollars() == 0
-        assert not bench.host.store._logs, "its log is let go"
+        assert not bench.host.store._runs, "its log is let go"
 
     on_host(test)
 
@@ -129,7 +129,7 @@ def test_news_of_a_quiet_run_have_its_leases_shared_within_a_term() -> None:
         writer = await bench.create(has_open_round=False)
         async with bench.host.serving():
             await asyncio.sleep(1.0)
-            log = await writer.open_log("run", UID)
+            log = (await writer.open_run("run", UID)).log
             await log.append([bench.policy()])
             await asyncio.sleep(30.0)
             replica = await bench.host.open("run")
@@ -147,7 +147,7 @@ def test_a_call_wakes_a_run_that_was_quiet() -> None:
         replica = await bench.host.open("run")
         with replica.followers.following():
             await asyncio.sleep(3600)
-            log = await writer.open_log("run", UID)
+            log = (await writer.open_run("run", UID)).log
             await log.append([bench.policy()])
             await asyncio.sleep(1.0)
             assert replica.state.position < log.state.position, "nobody looked yet"

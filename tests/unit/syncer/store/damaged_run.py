@@ -17,10 +17,10 @@ from skerry.cli.main import cli
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState, VersionState
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
 
@@ -112,11 +112,11 @@ def store_of(run: DamagedRun, seed: int) -> Store:
 def reopened(run: DamagedRun) -> RunState:
     """Returns the state that a writer folds, which refuses a damaged log."""
 
-    async def fold() -> RunLog:
+    async def fold() -> Run:
         store = store_of(run, 2)
-        log = await store.open_log("run", "0" * 32)
+        opened = await store.open_run("run", "0" * 32)
         await store.close()
-        return log
+        return opened
 
     return asyncio.run(fold()).state
 

@@ -39,6 +39,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.dict_objects import DictObjects
 from tests.support.faulty_objects import NO_FAULT, Fault, FaultyObjects, LateWrites
@@ -57,7 +58,7 @@ class Replica:
     objects: FaultyObjects
     store: Store
     faults: deque[Fault]
-    log: RunLog | None = None
+    opened: Run | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
@@ -109,30 +110,30 @@ class LogWorld:
         self.run(asyncio.sleep(duration_s))
 
     async def _create(self) -> None:
-        log = await self.replicas[0].store.create_draft(self.spec)
+        run = await self.replicas[0].store.create_draft(self.spec)
         await self.replicas[0].store.publish("run", self.spec.uid)
         items: list[Item] = [PolicyItem(self.entropy.hex_id(), Policy(max_staleness=2))]
         items += [SnapshotItem(name, 0, f"{name}-0", (self.ref(f"snapshots/{name}/0"),), ()) for name in FRAGMENTS]
         self.sessions = {learner: self.entropy.hex_id() for learner in LEARNERS}
         sessions = [SessionItem(learner, session, "") for learner, session in self.sessions.items()]
-        await log.append([*items, StatusItem(RunStatus.OPEN), *sessions])
-        self.replicas[0].log = log
+        await run.log.append([*items, StatusItem(RunStatus.OPEN), *sessions])
+        self.replicas[0].opened = run
         for replica in self.replicas[1:]:
-            replica.log = await replica.store.open_log("run", self.spec.uid)
+            replica.opened = await replica.store.open_run("run", self.spec.uid)
 
     def ref(self, folder: str) -> ObjectRef:
         """Returns a reference to an object that need not exist."""
         return ObjectRef(f"{folder}-{self.entropy.hex_id()}", 0, 4, 10, "0" * 64)
 
-    def start(self, replica: Replica, make: Callable[[RunLog], Coroutine[Any, Any, tuple[Outcome, ...]]]) -> None:
+    def start(self, replica: Replica, make: Callable[[Run], Coroutine[Any, Any, tuple[Outcome, ...]]]) -> None:
         """Begins work on a replica; what it is told is remembered, errors are its caller's to bear."""
-        log = replica.log
-        if log is None:
+        run = replica.opened
+        if run is None:
             return
 
         async def work() -> None:
             try:
-                outcomes = await make(log)
+                outcomes = await make(run)
             except StoreError:
                 return
             self.hear(outcomes)
@@ -147,21 +148,21 @@ class LogWorld:
                 self.told.items.append(outcome.item)
                 self.told.fates.update({one.item.delta: (one.fate, one.version) for one in outcome.decided})
 
-    async def push(self, log: RunLog, learner: str, fragment: str, age: int = 0) -> tuple[Outcome, ...]:
+    async def push(self, run: Run, learner: str, fragment: str, age: int = 0) -> tuple[Outcome, ...]:
         """Stores a part and has its delta, from a base that is `age` versions old, accepted."""
-        return await log.append([await self.stored_push(log, learner, fragment, age)])
+        return await run.log.append([await self.stored_push(run, learner, fragment, age)])
 
-    async def begin_push(self, log: RunLog, learner: str, fragment: str, age: int) -> tuple[Outcome, ...]:
+    async def begin_push(self, run: Run, learner: str, fragment: str, age: int) -> tuple[Outcome, ...]:
         """Stores a part of a delta that is accepted later, maybe by another replica, or never."""
-        self.begun.append(await self.stored_push(log, learner, fragment, age))
+        self.begun.append(await self.stored_push(run, learner, fragment, age))
         return ()
 
-    async def stored_push(self, log: RunLog, learner: str, fragment: str, age: int) -> AcceptedItem:
+    async def stored_push(self, run: Run, learner: str, fragment: str, age: int) -> AcceptedItem:
         """Stores a part, and returns the item that has its delta accepted."""
-        state = log.state.fragments[fragment]
+        state = run.state.fragments[fragment]
         delta = self.entropy.hex_id()
         base = state.remembered(state.version - age) or state.newest
-        stored = await log.blobs.write_part(fragment, delta, 0, 4, "0" * 64, [1.0], [b"frames"])
+        stored = await run.blobs.write_part(fragment, delta, 0, 4, "0" * 64, [1.0], [b"frames"])
         return AcceptedItem(
             delta=delta,
             fragment=fragment,
@@ -233,7 +234,7 @@ class LogWorld:
         await replica.store.close()
 
     async def _open(self, replica: Replica) -> None:
-        replica.log = await replica.store.open_log("run", self.spec.uid)
+        replica.opened = await replica.store.open_run("run", self.spec.uid)
 
     def check_entries_stay(self) -> None:
         """No entry that was ever there changes or goes, and none is missing before another."""
@@ -275,23 +276,23 @@ class LogWorld:
     async def _come_to_rest(self) -> None:
         for replica in self.replicas:
             await asyncio.gather(*replica.tasks)
-            assert replica.log is not None
-            outcomes = await replica.log.append([PolicyItem(self.entropy.hex_id(), Policy())])
+            assert replica.opened is not None
+            outcomes = await replica.opened.log.append([PolicyItem(self.entropy.hex_id(), Policy())])
             self.hear(outcomes)
         for replica in self.replicas:
-            assert replica.log is not None
-            await replica.log.tail()
+            assert replica.opened is not None
+            await replica.opened.log.tail()
 
     async def _fold_anew(self) -> tuple[RunState, Counter[str], Counter[str]]:
         """Returns the fold by a reader that met no faults, how often each item took effect, and fates by delta."""
         reader = self.new_replica("reader")
-        log = await reader.store.open_log("run", self.spec.uid)
+        run = await reader.store.open_run("run", self.spec.uid)
         state, forgetful = RunState(self.spec), RunState(self.spec, forgets=True)
         admitted: Counter[str] = Counter()
         fates: Counter[str] = Counter()
         condemned: set[str] = set()
         self.accepted = Counter()
-        async for entry, data in log.entries():
+        async for entry, data in run.log.entries():
             outcomes = apply_entry(state, entry, data)
             twins = apply_entry(forgetful, entry, data)
             assert [one.rejection for one in outcomes] == [one.rejection for one in twins], "forgetting decides nothing"
@@ -308,7 +309,7 @@ class LogWorld:
                 if isinstance(item, CollectedItem):
                     condemned.update(item.names)
             fates.update(one.item.delta for outcome in outcomes for one in outcome.decided)
-        for one in (log, *(replica.log for replica in self.replicas if replica.log is not None)):
+        for one in (run, *(replica.opened for replica in self.replicas if replica.opened is not None)):
             assert state_to_bytes(one.state) == state_to_bytes(forgetful), "all replicas fold the same"
         await reader.store.close()
         return state, admitted, fates

@@ -106,16 +106,17 @@ async def make(objects: DictObjects) -> dict[str, object]:
     workers = InlineWorkers()
     store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
     spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
-    log = await store.create_draft(spec)
+    run = await store.create_draft(spec)
+    log = run.log
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
-    driver = GoldenDriver(log, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
-    snapshot = await log.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
+    driver = GoldenDriver(run, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    snapshot = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
     await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
     await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)
     await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
-    driver.state = await Replayer(log, FRAGMENT, workers).rebuild(0, driver.scratch)
+    driver.state = await Replayer(run, FRAGMENT, workers).rebuild(0, driver.scratch)
 
     def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)
@@ -127,7 +128,7 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.append(LeftItem("m2", "session2"))
     await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
     await driver.round([await driver.push(0, delta(), encoding=INT4)])
-    old = await Replayer(log, FRAGMENT, workers).rebuild(1, driver.scratch)
+    old = await Replayer(run, FRAGMENT, workers).rebuild(1, driver.scratch)
     driver.state = OuterState(old.weights, old.momentum, old.residual, 4)
     refs = await driver.write_snapshot(4)
     digest = log.state.fragments[FRAGMENT].versions[1].digest

@@ -51,7 +51,7 @@ class LongRun:
         """Opens the run in a fresh process; returns its state, and how many objects were read."""
 
         async def work() -> RunState:
-            return (await self.bench.store().open_log(RUN, UID)).state
+            return (await self.bench.store().open_run(RUN, UID)).state
 
         before = self.bench.operations["get"]
         return run_virtual(work), self.bench.operations["get"] - before
@@ -138,7 +138,7 @@ def test_the_state_before_a_position_comes_from_the_checkpoint_before_it(run: Lo
 
 def test_two_replicas_that_write_a_checkpoint_at_once_leave_one(run: LongRun) -> None:
     async def work() -> RunSpec:
-        first, second = [await run.bench.store().open_log(RUN, UID) for _ in range(2)]
+        first, second = [(await run.bench.store().open_run(RUN, UID)).log for _ in range(2)]
         for log in (first, second):
             assert not is_due(log.state, CHECKPOINT_EVERY)
             assert is_due(log.state, 100)
@@ -154,7 +154,7 @@ def test_two_replicas_that_write_a_checkpoint_at_once_leave_one(run: LongRun) ->
 
 def test_old_checkpoints_are_deleted(run: LongRun) -> None:
     async def work() -> None:
-        log = await run.bench.store().open_log(RUN, UID)
+        log = (await run.bench.store().open_run(RUN, UID)).log
         for _ in range(6):
             await log.append([run.bench.policy()])
             await write_checkpoint(log)

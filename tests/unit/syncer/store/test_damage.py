@@ -11,8 +11,8 @@ from skerry_syncer.merge.merger import Merger
 from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import UnreadableObjectError
 from skerry_syncer.store.log.entries import CollectedItem, ObjectRef
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.run import Run
 from tests.support.dict_objects import DictObjects
 from tests.support.merge_driver import FRAGMENT, Driver
 from tests.unit.syncer.store.test_replay import LAYOUT, NO_FILES, assert_same_bits, trained
@@ -33,15 +33,15 @@ async def test_a_damaged_snapshot_is_gone_around_by_an_older_one(part: int, is_l
         await driver.objects.delete([f"{driver.log.prefix}/{name}"])
     else:
         await driver.damage(name)
-    rebuilt = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
+    rebuilt = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
     assert_same_bits(rebuilt, driver.state)
-    weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(3)
+    weights = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(3)
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
 async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() -> None:
     driver = await trained(3, snapshot_at=2)
-    replayer = Replayer(driver.log, FRAGMENT, driver.workers)
+    replayer = Replayer(driver.run, FRAGMENT, driver.workers)
     names = [refs.name for version in (0, 2) for refs in await snapshot_refs(driver, version)]
     kept = {name: await driver.objects.get(f"{driver.log.prefix}/{name}") for name in names}
     for name in names:
@@ -56,7 +56,7 @@ async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() 
         await driver.objects.delete([f"{driver.log.prefix}/{name}"])
         await driver.objects.write(f"{driver.log.prefix}/{name}", data)
     assert_same_bits(await replayer.rebuild(3, NO_FILES), driver.state)
-    assert not driver.log.blobs.unreadable
+    assert not driver.run.blobs.unreadable
 
 
 async def test_a_damaged_update_is_named() -> None:
@@ -65,7 +65,7 @@ async def test_a_damaged_update_is_named() -> None:
     assert commit is not None
     await driver.damage(commit.commit.update[0].name)
     with pytest.raises(UnreadableObjectError) as caught:
-        await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
+        await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(2)
     assert caught.value.name == commit.commit.update[0].name
 
 
@@ -85,7 +85,7 @@ class ReadObjects(DictObjects):
 async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_before_it(is_collected: bool) -> None:
     objects = ReadObjects()
     driver = await Driver.start(LAYOUT, (await trained(0)).log.state.policy, objects=objects)
-    late = RunLog(
+    late = Run(
         objects,
         driver.log.spec,
         clock=SystemClock(),
@@ -98,10 +98,10 @@ async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_be
 
     async def merge_late() -> None:
         closing = await driver.close([await driver.push(0, values)])
-        await late.tail()
+        await late.log.tail()
         await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
         await driver.log.tail()
-        driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(closing.version, NO_FILES)
+        driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(closing.version, NO_FILES)
 
     await merge_late()  # its cache has version 1 now
     missed = [await driver.push(0, values) for _ in range(1)]
@@ -117,46 +117,3 @@ async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_be
     await merge_late()
     assert late.state.fragments[FRAGMENT].version == 4
     assert not set(objects.read) & {f"{driver.log.prefix}/{name}" for name in names}
-
-
-@pytest.mark.parametrize("has_snapshot", [False, True])
-@pytest.mark.parametrize("array", ["weights", "momentum", "residual"])
-@pytest.mark.parametrize("bit", [20, 30], ids=["small", "huge"])  # in the mantissa, or out of the codec's range
-async def test_a_bit_that_turned_in_scratch_reaches_no_version_and_no_snapshot(
-    array: str, bit: int, *, has_snapshot: bool
-) -> None:
-    driver = await trained(0)
-    merger = Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES)
-    for _ in range(3):
-        closing = await driver.close([await driver.push(0, np.ones(LAYOUT.numel))])
-        await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
-        version = driver.log.state.fragments[FRAGMENT].version
-        driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(version, NO_FILES)
-        with merger._states.reading(driver.log.state.fragments[FRAGMENT]) as kept:
-            assert kept is not None
-            assert_same_bits(kept, driver.state)
-            getattr(kept, array).view(np.uint32)[3] ^= 2**bit
-        if has_snapshot:
-            await merger.snapshot(FRAGMENT)
-            assert not driver.log.state.fragments[FRAGMENT].newest.weights
-    assert driver.state.version == 3
-
-
-async def test_a_bit_that_turned_in_the_scratch_of_a_replica_that_fell_behind_reaches_no_version() -> None:
-    """Of the residual, so little that the next update is the same: no digest of weights would tell."""
-    driver = await trained(0)
-    numbers = np.random.default_rng(1)
-    ahead, behind = (
-        Merger(driver.log, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES) for _ in range(2)
-    )
-    for merger in (behind, ahead, behind):
-        closing = await driver.close([await driver.push(0, numbers.standard_normal(LAYOUT.numel))])
-        await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
-        cached = behind._states._cache[FRAGMENT].outer
-        assert cached is not None
-        if merger is ahead:
-            cached.residual.view(np.uint32)[0] ^= 2**12
-        driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(closing.version, NO_FILES)
-    with behind._states.reading(driver.log.state.fragments[FRAGMENT]) as kept:
-        assert kept is not None
-        assert_same_bits(kept, driver.state)

@@ -34,8 +34,8 @@ def store_on(objects: DictObjects) -> Store:
 
 
 async def draft(store: Store, uid: str) -> None:
-    log = await store.create_draft(RunSpec("run", uid, (LAYOUT,), {"w": "float32"}, 0.0))
-    await log.blobs.write_part("body", "e" * 32, 0, 4, "0" * 64, [0.0], [b"weights"])
+    run = await store.create_draft(RunSpec("run", uid, (LAYOUT,), {"w": "float32"}, 0.0))
+    await run.blobs.write_part("body", "e" * 32, 0, 4, "0" * 64, [0.0], [b"weights"])
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_draft_goes_whole_and_nothing_else_does(objects: DictObjects) ->
     assert await delete_nameless(store, found, modified_before_unix_s=DAY_S)
     assert objects.objects == others
     with pytest.raises(RunNotFoundError):
-        await store.open_log("run", LOST)
+        await store.open_run("run", LOST)
 
 
 async def test_a_deletion_that_was_cut_off_leaves_nothing_to_open_and_is_finished_by_the_next(
@@ -100,7 +100,7 @@ async def test_a_deletion_that_was_cut_off_leaves_nothing_to_open_and_is_finishe
         await delete_nameless(store_on(dying), found, modified_before_unix_s=DAY_S)
     store = store_on(objects)
     with pytest.raises(RunNotFoundError):
-        await store.open_log("run", LOST)
+        await store.open_run("run", LOST)
     (left,) = await nameless_runs(store, "run", modified_before_unix_s=DAY_S)
     assert left.uid == LOST
     assert await delete_nameless(store, left, modified_before_unix_s=DAY_S)

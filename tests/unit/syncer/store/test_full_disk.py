@@ -59,7 +59,7 @@ async def test_a_collection_on_a_full_disk_begins_in_the_reserve_and_training_go
     driver = await filled(disk)
     fill(disk)
     version, went_wrong = driver.state.version, []
-    is_full = driver.log.blobs.is_full
+    is_full = driver.run.blobs.is_full
 
     async def attempt(work: Awaitable[object], failure: str) -> bool:
         try:
@@ -69,8 +69,8 @@ async def test_a_collection_on_a_full_disk_begins_in_the_reserve_and_training_go
         return not went_wrong
 
     assert is_full
-    upkeep = asyncio.create_task(keep_small(driver.log, SystemClock(), ReplicaSettings(), attempt))
-    while driver.log.blobs.is_full:
+    upkeep = asyncio.create_task(keep_small(driver.run, SystemClock(), ReplicaSettings(), attempt))
+    while driver.run.blobs.is_full:
         await asyncio.sleep(0.01)
     upkeep.cancel()
     assert went_wrong == []

@@ -14,7 +14,6 @@ from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
 from skerry_syncer.store.log.retention import Retention
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.collect import (
     CollectionPlan,
     Why,
@@ -26,6 +25,7 @@ from skerry_syncer.store.maintenance.collect import (
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
@@ -68,10 +68,10 @@ async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
     went = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
     assert reasons(went) == {Why.UNNEEDED}
     for version in (8, 9):
-        await Replayer(driver.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
+        await Replayer(driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
     with pytest.raises(ObjectMissingError):
-        await Replayer(driver.log, FRAGMENT, InlineWorkers()).weights_at(4)
-    report = await verify_run(driver.log, workers=InlineWorkers(), scratch=Scratch(None))
+        await Replayer(driver.run, FRAGMENT, InlineWorkers()).weights_at(4)
+    report = await verify_run(driver.run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
     again = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
     assert again.victims == ()
@@ -126,7 +126,7 @@ async def test_pending_deltas_and_frozen_sets_stay() -> None:
 async def test_litter_goes_only_when_it_is_old() -> None:
     objects = DictObjects(unix=lambda: NOW_S)
     driver = await trained(1, objects=objects)
-    stray = await driver.log.blobs.write_part(FRAGMENT, "e" * 32, 0, 19, "0" * 64, [0.0, 0.0], [b"never accepted"])
+    stray = await driver.run.blobs.write_part(FRAGMENT, "e" * 32, 0, 19, "0" * 64, [0.0, 0.0], [b"never accepted"])
     young = await plan_collection(driver.log, Retention(), now_unix_s=NOW_S + DAY_S / 2)
     assert young.victims == ()
     went = await collect(driver.log, Retention(), now_unix_s=NOW_S + 2 * DAY_S)
@@ -181,37 +181,35 @@ class Interrupted(DictObjects):
             yield piece
 
 
-async def reader_of(driver: Driver, happen: Callable[[], Awaitable[object]]) -> RunLog:
-    """Returns the run's log as another process has read it, in whose next read of a blob something happens."""
+async def reader_of(driver: Driver, happen: Callable[[], Awaitable[object]]) -> Run:
+    """Returns the run as another process has read it, in whose next read of a blob something happens."""
     assert isinstance(driver.objects, DictObjects)
     objects = Interrupted(driver.objects, happen)
     entropy = SeededEntropy(random.Random(1))
-    log = RunLog(
-        objects, driver.log.spec, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="reader"
-    )
-    await log.tail()
-    return log
+    run = Run(objects, driver.log.spec, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="reader")
+    await run.log.tail()
+    return run
 
 
-async def _verify(log: RunLog, _: Path) -> None:
-    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+async def _verify(run: Run, _: Path) -> None:
+    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
     assert report.versions_checked > 0
 
 
-async def _weights(log: RunLog, _: Path) -> None:
-    fragment = log.state.fragments[FRAGMENT]
-    await Replayer(log, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
+async def _weights(run: Run, _: Path) -> None:
+    fragment = run.state.fragments[FRAGMENT]
+    await Replayer(run, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
 
 
-async def _cold_replica(log: RunLog, _: Path) -> None:
-    fragment = log.state.fragments[FRAGMENT]
-    await OuterStates(log, InlineWorkers(), Scratch(None)).take(fragment, fragment.version)
+async def _cold_replica(run: Run, _: Path) -> None:
+    fragment = run.state.fragments[FRAGMENT]
+    await OuterStates(run, InlineWorkers(), Scratch(None)).take(fragment, fragment.version)
 
 
-async def _roll_back(log: RunLog, _: Path) -> None:
-    fragment = log.state.fragments[FRAGMENT]
-    await stored_again(log, fragment, fragment.newest, InlineWorkers())
+async def _roll_back(run: Run, _: Path) -> None:
+    fragment = run.state.fragments[FRAGMENT]
+    await stored_again(run, fragment, fragment.newest, InlineWorkers())
 
 
 READERS = [_verify, _weights, _cold_replica, _roll_back]
@@ -219,7 +217,7 @@ READERS = [_verify, _weights, _cold_replica, _roll_back]
 
 @pytest.mark.parametrize("read", READERS)
 async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(
-    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
 ) -> None:
     driver = await trained(8)
 
@@ -228,14 +226,14 @@ async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_anothe
         went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
         assert any("snapshots/" in victim.name for victim in went.victims)
 
-    log = await reader_of(driver, happen)
-    await read(log, tmp_path)
-    assert not log.blobs.unreadable
+    run = await reader_of(driver, happen)
+    await read(run, tmp_path)
+    assert not run.blobs.unreadable
 
 
 @pytest.mark.parametrize("read", READERS)
 async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_damaged(
-    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
 ) -> None:
     driver = await trained(8)
 
@@ -245,18 +243,18 @@ async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_da
         await driver.snapshot()
         await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
 
-    log = await reader_of(driver, happen)
+    run = await reader_of(driver, happen)
     if read is _verify:
-        await read(log, tmp_path)
+        await read(run, tmp_path)
     else:
         with pytest.raises(ObjectMissingError, match="collected"):
-            await read(log, tmp_path)
-    assert not log.blobs.unreadable
+            await read(run, tmp_path)
+    assert not run.blobs.unreadable
 
 
 @pytest.mark.parametrize("read", READERS)
 async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(
-    read: Callable[[RunLog, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
 ) -> None:
     driver = await trained(8)
 
@@ -266,6 +264,6 @@ async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_ru
         for name in [name for name in driver.objects.objects if "/updates/" in name or "/deltas/" in name]:
             del driver.objects.objects[name]
 
-    log = await reader_of(driver, happen)
+    run = await reader_of(driver, happen)
     with pytest.raises((AssertionError, UnreadableObjectError, UnreadableDeltaError)):
-        await read(log, tmp_path)
+        await read(run, tmp_path)

@@ -14,11 +14,11 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.wire.digests import tree_digest
 from skerry_syncer.store.log.checkpoints import write_checkpoint
 from skerry_syncer.store.log.entries import Entry, Item
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.unit.syncer.store.make_golden import GOLDEN, LAYOUT, make
@@ -30,7 +30,7 @@ def expected() -> dict[str, Any]:
     return values
 
 
-async def opened(tmp_path: Path) -> RunLog:
+async def opened(tmp_path: Path) -> Run:
     """The golden run, read by a process of its own."""
     store = Store(
         open_objects(f"file://{tmp_path}/store"),
@@ -39,52 +39,52 @@ async def opened(tmp_path: Path) -> RunLog:
         workers=InlineWorkers(),
         writer="test",
     )
-    return await store.open_log("golden", await store.resolve("golden"))
+    return await store.open_run("golden", await store.resolve("golden"))
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> RunLog:
+async def run(tmp_path: Path) -> Run:
     shutil.copytree(GOLDEN / "store", tmp_path / "store")
     return await opened(tmp_path)
 
 
-async def test_the_golden_log_folds_to_what_it_said_then(log: RunLog, expected: dict[str, Any]) -> None:
-    versions = log.state.fragments["body"].versions
-    assert (log.spec.uid, log.state.position, log.state.head_digest) == (
+async def test_the_golden_log_folds_to_what_it_said_then(run: Run, expected: dict[str, Any]) -> None:
+    versions = run.state.fragments["body"].versions
+    assert (run.spec.uid, run.state.position, run.state.head_digest) == (
         expected["uid"],
         expected["position"],
         expected["head_digest"],
     )
     assert {str(version): state.digest for version, state in versions.items()} == expected["version_digests"]
-    assert {delta: state.fate for delta, state in log.state.deltas.items()} == expected["fates"]
+    assert {delta: state.fate for delta, state in run.state.deltas.items()} == expected["fates"]
 
 
-async def test_the_golden_run_verifies_and_its_weights_have_their_digests(log: RunLog) -> None:
-    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+async def test_the_golden_run_verifies_and_its_weights_have_their_digests(run: Run) -> None:
+    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
     assert report.versions_checked == 6
     assert report.versions_replayed >= 2
-    for version, state in log.state.fragments["body"].versions.items():
-        weights = await Replayer(log, "body", InlineWorkers()).weights_at(version)
+    for version, state in run.state.fragments["body"].versions.items():
+        weights = await Replayer(run, "body", InlineWorkers()).weights_at(version)
         assert weights.shape == (LAYOUT.numel,)
         assert tree_digest(np.ascontiguousarray(weights)).hex() == state.digest
 
 
-async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(log: RunLog) -> None:
+async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(run: Run) -> None:
     kinds: set[str] = set()
-    async for entry, data in log.entries():
+    async for entry, data in run.log.entries():
         assert Entry.from_bytes(data).to_bytes() == data
         kinds.update(item.kind for item in entry.items)
     assert kinds == {kind.kind for kind in get_args(Item)}
 
 
 async def test_a_golden_run_goes_on_from_a_checkpoint_and_reads_as_before(
-    log: RunLog, expected: dict[str, Any], tmp_path: Path
+    run: Run, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    await write_checkpoint(log)
+    await write_checkpoint(run.log)
     again = await opened(tmp_path)
-    assert again.state.position == log.state.position
-    assert again.state.checkpoint_at == log.state.position - 1, "it was opened from the checkpoint"
+    assert again.state.position == run.state.position
+    assert again.state.checkpoint_at == run.state.position - 1, "it was opened from the checkpoint"
     versions = again.state.fragments["body"].versions
     assert {str(version): state.digest for version, state in versions.items()} == expected["version_digests"]
     assert (await verify_run(again, workers=InlineWorkers(), scratch=Scratch(None))).problems == ()

@@ -26,6 +26,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.retention import Retention, kept_names, named_refs, pinned_names
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome
+from skerry_syncer.store.versions.run import Run
 from tests.support.faulty_objects import Effect, Fault
 from tests.unit.syncer.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
 
@@ -55,9 +56,9 @@ class LogMachine(RuleBasedStateMachine):
     def append(self, who: int, make: Any, pause_s: float) -> None:
         """Appends what `make(log)` gives, from the replica's own view when the work begins."""
 
-        async def work(log: RunLog) -> tuple[Outcome, ...]:
-            items: list[Item] = [item for item in [make(log)] if item is not None]
-            return await log.append(items)
+        async def work(run: Run) -> tuple[Outcome, ...]:
+            items: list[Item] = [item for item in [make(run.log)] if item is not None]
+            return await run.log.append(items)
 
         self.world.start(self.replica(who), work)
         self.world.advance(pause_s)
@@ -74,12 +75,12 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, pause_s=PAUSE, age=st.sampled_from([0, 0, 1, 3]))
     def push(self, who: int, learner: str, fragment: str, pause_s: float, age: int = 0) -> None:
-        self.world.start(self.replica(who), lambda log: self.world.push(log, learner, fragment, age))
+        self.world.start(self.replica(who), lambda run: self.world.push(run, learner, fragment, age))
         self.world.advance(pause_s)
 
     @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, age=st.sampled_from([0, 0, 1]))
     def begin_a_push(self, who: int, learner: str, fragment: str, age: int) -> None:
-        self.world.start(self.replica(who), lambda log: self.world.begin_push(log, learner, fragment, age))
+        self.world.start(self.replica(who), lambda run: self.world.begin_push(run, learner, fragment, age))
         self.world.advance(0.001)
 
     @rule(who=WHO, which=st.integers(0, 3), pause_s=PAUSE)
@@ -108,7 +109,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(who=WHO, keep=st.sampled_from([0, 0, 1, 3]), pause_s=PAUSE)
     def checkpoint(self, who: int, keep: int, pause_s: float) -> None:
         replica = self.replica(who)
-        self.world.start(replica, lambda log: self.world.checkpoint(replica, log, keep))
+        self.world.start(replica, lambda run: self.world.checkpoint(replica, run.log, keep))
         self.world.advance(pause_s)
 
     @rule(which=st.integers(0, 2), is_lost=st.booleans())
@@ -247,8 +248,8 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def tail(self, who: int) -> None:
-        async def work(log: RunLog) -> tuple[Outcome, ...]:
-            await log.tail()
+        async def work(run: Run) -> tuple[Outcome, ...]:
+            await run.log.tail()
             return ()
 
         self.world.start(self.replica(who), work)

@@ -34,12 +34,12 @@ from skerry_syncer.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import TEMPORARY, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.blobs import StoredPart
+from skerry_syncer.store.versions.run import Run
 from tests.support.seeded_entropy import SeededEntropy
 
 ENTRY = "runs/run/uid/log/00000000000000000001"
@@ -189,17 +189,17 @@ def store_on(disk: CuttableFileSystem, writer: str, seed: int) -> Store:
     return Store(objects, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer=writer)
 
 
-async def opened_run(store: Store) -> RunLog:
+async def opened_run(store: Store) -> Run:
     """Returns a new run with a learner in it."""
-    log = await store.create_draft(RUN)
+    run = await store.create_draft(RUN)
     initial = ObjectRef("snapshots/body/0", 0, 4, 10, "0" * 64)
     snapshot = SnapshotItem("body", 0, DIGEST, (initial,), ())
-    await log.append([snapshot, StatusItem(RunStatus.OPEN), SessionItem("learner", SESSION, "")])
-    return log
+    await run.log.append([snapshot, StatusItem(RunStatus.OPEN), SessionItem("learner", SESSION, "")])
+    return run
 
 
-async def write_part(log: RunLog) -> StoredPart:
-    return await log.blobs.write_part("body", DELTA, 0, 4, DIGEST, [1.0], [b"frames"])
+async def write_part(run: Run) -> StoredPart:
+    return await run.blobs.write_part("body", DELTA, 0, 4, DIGEST, [1.0], [b"frames"])
 
 
 def accepted(part: StoredPart) -> AcceptedItem:
@@ -225,19 +225,19 @@ async def test_a_part_that_an_entry_names_survives_though_its_writer_was_killed(
     for kill_at in cut_points():
         disk = CuttableFileSystem(tmp_path / str(kill_at))
         disk.root.mkdir()
-        log = await opened_run(store_on(disk, "first", seed=0))
+        run = await opened_run(store_on(disk, "first", seed=0))
         disk.cut_at = disk.step_count + kill_at
         with contextlib.suppress(PowerCutError):
-            await write_part(log)
+            await write_part(run)
         disk.cut_at = None
-        successor = await store_on(disk, "second", seed=1).open_log(RUN.name, RUN.uid)
+        successor = await store_on(disk, "second", seed=1).open_run(RUN.name, RUN.uid)
         listed = await successor.blobs.list_parts("body", DELTA)
         listed_count += len(listed)
         part = listed[0] if listed else await write_part(successor)
-        (outcome,) = await successor.append([accepted(part)])
+        (outcome,) = await successor.log.append([accepted(part)])
         assert outcome.rejection is None
         left = disk.survivors(unsynced_names_survive=False)
-        assert f"{successor.prefix}/{part.ref.name}" in left, f"an entry names a part that is gone. killed at {kill_at}"
+        assert f"{successor.log.prefix}/{part.ref.name}" in left, f"an entry names a lost part. killed at {kill_at}"
     assert 0 < listed_count < 40, "some parts were listed, some were not published"
 
 
@@ -258,15 +258,15 @@ async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: 
     """Clients that list and open runs as fast as they can would otherwise take the disk from those that write."""
     first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
     writer, reader = store_on(first, "writer", seed=0), store_on(second, "reader", seed=1)
-    log = await opened_run(writer)
+    run = await opened_run(writer)
     await writer.publish(RUN.name, RUN.uid)
 
     async def steps_of_reading(store: Store, disk: CuttableFileSystem) -> int:
         before = disk.step_count
         assert await store.list_runs() == [(RUN.name, await store.resolve(RUN.name))]
-        opened_log = await store.open_log(RUN.name, RUN.uid)
-        assert opened_log.state.position == log.state.position > 0
-        store.release(opened_log)
+        again = await store.open_run(RUN.name, RUN.uid)
+        assert again.state.position == run.state.position > 0
+        store.release(again)
         return disk.step_count - before
 
     assert await steps_of_reading(writer, first) == 0, "what it has created was synced again"
@@ -274,7 +274,7 @@ async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: 
     objects = {str(path.relative_to(tmp_path)) for path in files_below(tmp_path)}
     assert {str(path.relative_to(tmp_path)) for path in second.synced_names} >= objects
     assert await steps_of_reading(reader, second) == 0
-    await log.append([SessionItem("other", SESSION, "")])
+    await run.log.append([SessionItem("other", SESSION, "")])
     assert await steps_of_reading(reader, second) == 1
     for path in files_below(tmp_path):  # as a repair does: other files, whose bytes are the same
         data = path.read_bytes()
@@ -286,12 +286,12 @@ async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: 
 async def test_a_part_beside_known_ones_is_made_durable_before_it_is_listed(tmp_path: Path) -> None:
     """A replica has listed a delta's first parts when the writer of the last is killed before it syncs the folder."""
     first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
-    log = await opened_run(store_on(first, "writer", seed=0))
-    reader = await store_on(second, "reader", seed=1).open_log(RUN.name, RUN.uid)
+    run = await opened_run(store_on(first, "writer", seed=0))
+    reader = await store_on(second, "reader", seed=1).open_run(RUN.name, RUN.uid)
     for element in range(4):  # files are listed in any order
         second.synced_names.clear()
-        await log.blobs.write_part("body", DELTA, element, 1, DIGEST, [1.0], [b"frames"])
-        listed = {tmp_path / log.prefix / part.ref.name for part in await reader.blobs.list_parts("body", DELTA)}
+        await run.blobs.write_part("body", DELTA, element, 1, DIGEST, [1.0], [b"frames"])
+        listed = {tmp_path / run.log.prefix / part.ref.name for part in await reader.blobs.list_parts("body", DELTA)}
         assert len(listed) == element + 1
         assert listed <= second.synced_names
 

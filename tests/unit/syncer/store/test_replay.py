@@ -61,7 +61,7 @@ async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
 ) -> None:
     policy = Policy(merge=rule, outer=OuterOptimizer(momentum=momentum), update_encoding=Encoding(codec, block=block))
     driver = await trained(4, seed=seed, policy=policy)
-    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(4, NO_FILES)
+    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(4, NO_FILES)
     assert_same_bits(again, driver.state)
 
 
@@ -105,7 +105,7 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
 @given(seed=st.integers(0, 1000), codec=st.sampled_from(Codec))
 async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed: int, codec: Codec) -> None:
     driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))
-    weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(5)
+    weights = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(5)
     assert weights.tobytes() == driver.state.weights.tobytes()
     assert tree_digest(weights).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
 
@@ -121,41 +121,41 @@ async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
     ]
     await driver.append(CollectedItem(tuple(before)))
     await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in before])
-    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
+    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
     assert_same_bits(again, driver.state)
     # Without their deltas, the versions before the snapshot are only known by the updates.
     with pytest.raises(ObjectMissingError):
-        await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
-    await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
+        await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
+    await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(2)
 
 
 async def test_a_state_that_lags_is_brought_up_by_the_rounds_it_missed() -> None:
     driver = await trained(4)
-    lagging = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
-    await Replayer(driver.log, FRAGMENT, driver.workers).advance(lagging, 4, NO_FILES)
+    lagging = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    await Replayer(driver.run, FRAGMENT, driver.workers).advance(lagging, 4, NO_FILES)
     assert_same_bits(lagging, driver.state)
 
 
 async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     driver = await trained(3)
     newest = [values.copy() for values in (driver.state.weights, driver.state.momentum)]
-    source = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    source = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
     driver.state = source
     refs = await driver.write_snapshot(4)
     digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
     await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:]),)))
     source.version = 4
     await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
-    again = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
+    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
     assert_same_bits(again, driver.state)
-    abandoned = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
+    abandoned = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
     assert abandoned.weights.tobytes() == newest[0].tobytes()
     assert abandoned.momentum.tobytes() == newest[1].tobytes()
-    along = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(3)
+    along = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(3)
     assert along.tobytes() == newest[0].tobytes()
     # A state from before the roll-back is carried over it as well.
-    old = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
-    await Replayer(driver.log, FRAGMENT, driver.workers).advance(old, 5, NO_FILES)
+    old = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
+    await Replayer(driver.run, FRAGMENT, driver.workers).advance(old, 5, NO_FILES)
     assert_same_bits(old, driver.state)
 
 
@@ -166,7 +166,7 @@ async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> No
         return float32_from_hex((await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum)
 
     assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
-    driver.state = await Replayer(driver.log, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
     refs = await driver.write_snapshot(10)
     digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
     await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 10, 1, digest, refs[:1], refs[1:]),)))
@@ -190,7 +190,7 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
         [await threaded.push(nth, values, encoding=INT4, cuts=cuts) for nth, values in enumerate(deltas)]
     )
     assert_same_bits(plain.state, threaded.state)
-    again = await Replayer(threaded.log, FRAGMENT, workers).rebuild(1, threaded.scratch)
+    again = await Replayer(threaded.run, FRAGMENT, workers).rebuild(1, threaded.scratch)
     assert_same_bits(again, plain.state)
     assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
@@ -251,7 +251,7 @@ async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: py
     driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
     item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
     assert len(item.update) == 3
-    weights = await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(1)
+    weights = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(1)
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
@@ -259,17 +259,17 @@ async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version
     driver = await trained(2)
     fragment = driver.log.state.fragments[FRAGMENT]
     with pytest.raises(ObjectMissingError):
-        await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(3)
+        await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(3)
     commit = fragment.versions[1].commit
     assert commit is not None
     await driver.damage(commit.commit.update[0].name)
     with pytest.raises(UnreadableObjectError):
-        await Replayer(driver.log, FRAGMENT, driver.workers).weights_at(2)
+        await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(2)
     await driver.damage(fragment.versions[0].weights[0].name)
     weights, momentum, residual = NO_FILES.zeros(3, LAYOUT.numel)
     state = OuterState(weights, momentum, residual, 0)
     with pytest.raises(UnreadableObjectError):
-        await Replayer(driver.log, FRAGMENT, driver.workers).load_snapshot(fragment.versions[0], state)
+        await Replayer(driver.run, FRAGMENT, driver.workers).load_snapshot(fragment.versions[0], state)
     assert state.version == TORN
 
 
@@ -277,4 +277,4 @@ async def test_a_torn_state_is_refused() -> None:
     driver = await trained(1)
     driver.state.version = TORN
     with pytest.raises(ValueError, match="advance"):
-        await Replayer(driver.log, FRAGMENT, driver.workers).advance(driver.state, 1, NO_FILES)
+        await Replayer(driver.run, FRAGMENT, driver.workers).advance(driver.state, 1, NO_FILES)

@@ -21,6 +21,7 @@ from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.collect import collect
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
@@ -51,7 +52,6 @@ class Trained:
 
     def __init__(self, driver: Driver, calendar: Calendar) -> None:
         self.driver = driver
-        self.log = driver.log
         self.calendar = calendar
         self.positions: list[int] = []  # at which each version was the newest
         self.forgetful = RunState(driver.log.spec, forgets=True)
@@ -64,9 +64,13 @@ class Trained:
         await made.append(PolicyItem("retention", policy))
         return made
 
+    @property
+    def log(self) -> RunLog:
+        return self.driver.log
+
     def restart(self) -> None:
         """Goes on as a process that has just opened the log."""
-        self.driver.log = self.log = RunLog(
+        self.driver.run = Run(
             self.log.objects,
             self.log.spec,
             clock=self.calendar,
@@ -108,7 +112,7 @@ class Trained:
 
     async def readable(self) -> set[int]:
         """Returns the versions whose weights can be made."""
-        replayer = Replayer(self.log, FRAGMENT, InlineWorkers())
+        replayer = Replayer(self.driver.run, FRAGMENT, InlineWorkers())
         found = set()
         for version in self.log.state.fragments[FRAGMENT].versions:
             try:
@@ -129,8 +133,8 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
     assert not readable & {1, 2, 7, 8, 16, 20, 24, 25, 26}
     assert readable == {number for number in readable if has_weights_at(run.forgetful, run.positions[number - 1])}
     for version in (33, 34):
-        await Replayer(run.log, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
-    report = await verify_run(run.log, workers=InlineWorkers(), scratch=Scratch(None))
+        await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
+    report = await verify_run(run.driver.run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
 
 

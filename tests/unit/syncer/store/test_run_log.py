@@ -24,7 +24,7 @@ from skerry_syncer.store.errors import (
     StoreUnavailableError,
 )
 from skerry_syncer.store.log.entries import FORMAT, CollectedItem, Entry, PolicyItem, RunSpec, entry_name
-from skerry_syncer.store.log.run_log import GROUP_BYTES, RunLog
+from skerry_syncer.store.log.run_log import GROUP_BYTES
 from skerry_syncer.store.store import Store
 from tests.simulation.virtual_time import VirtualClock, run_virtual
 from tests.support.dict_objects import DictObjects
@@ -87,7 +87,7 @@ def entry_count(bench: Bench) -> int:
 
 @on_virtual_time
 async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     answers = await asyncio.gather(*(log.append([bench.policy()]) for _ in range(50)))
     assert all(outcome.rejection is None for answer in answers for outcome in answer)
     assert entry_count(bench) == 1
@@ -95,7 +95,7 @@ async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
 
 @on_virtual_time
 async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Bench) -> None:
-    log = await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)
+    log = (await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)).log
     early = asyncio.ensure_future(log.append([bench.policy()]))
     await asyncio.sleep(0.5)
     later = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(9)]
@@ -105,7 +105,7 @@ async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Be
 
 @on_virtual_time
 async def test_groups_are_split_where_an_entry_would_grow_too_large(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     names = tuple(f"deltas/body/{number:032}" for number in range(10_000))  # about 450 kB
     await asyncio.gather(*(log.append([CollectedItem(names)]) for _ in range(5)))
     sizes = [len(data) for name, (data, _) in bench.shared.objects.items() if "/log/" in name]
@@ -115,7 +115,7 @@ async def test_groups_are_split_where_an_entry_would_grow_too_large(bench: Bench
 
 @on_virtual_time
 async def test_a_cancelled_caller_takes_only_its_own_items_back(bench: Bench) -> None:
-    log = await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)
+    log = (await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)).log
     callers = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(2)]
     await asyncio.sleep(0.5)  # both are under way
     waiting = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(3)]
@@ -128,7 +128,7 @@ async def test_a_cancelled_caller_takes_only_its_own_items_back(bench: Bench) ->
 
 @on_virtual_time
 async def test_the_loser_of_a_number_folds_the_winner_and_takes_the_next(bench: Bench) -> None:
-    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
     seen: list[int] = []
     other.subscribe(lambda entry, _: seen.append(entry.position))
     await one.append([bench.policy()])
@@ -138,7 +138,7 @@ async def test_the_loser_of_a_number_folds_the_winner_and_takes_the_next(bench: 
 
 @on_virtual_time
 async def test_items_without_effect_are_answered_from_the_logs_end_and_not_written(bench: Bench) -> None:
-    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
     item = bench.policy()
     await one.append([item])
     (outcome,) = await other.append([item])
@@ -154,7 +154,7 @@ def test_a_create_that_failed_is_read_back_and_has_one_effect(effect: Effect, er
     @on_virtual_time
     async def test(bench: Bench) -> None:
         fault = Fault(effect=effect, error=error, landing_s=0.02)  # type: ignore[arg-type]
-        log = await bench.store(first("create", fault)).create_draft(SPEC)
+        log = (await bench.store(first("create", fault)).create_draft(SPEC)).log
         (outcome,) = await log.append([bench.policy()])
         await bench.late.land()
         assert outcome.rejection is None
@@ -166,7 +166,7 @@ def test_a_create_that_failed_is_read_back_and_has_one_effect(effect: Effect, er
 @on_virtual_time
 async def test_nothing_is_answered_while_the_store_cannot_say_what_happened(bench: Bench) -> None:
     faults: list[Fault] = []
-    log = await bench.store(lambda *_: faults.pop() if faults else NO_FAULT).create_draft(SPEC)
+    log = (await bench.store(lambda *_: faults.pop() if faults else NO_FAULT).create_draft(SPEC)).log
     faults += [Fault(effect=Effect.ERROR_BEFORE)] * 6 + [Fault(effect=Effect.ERROR_AFTER)]  # the create lands, unheard
     (outcome,) = await log.append([bench.policy()])
     assert outcome.rejection is None
@@ -179,7 +179,7 @@ async def test_a_caller_hears_unknown_only_after_patience_and_repeating_is_safe(
     down = Fault(effect=Effect.ERROR_BEFORE)
     store = bench.store(lambda _, name: down if is_down and "/log/" in name else NO_FAULT)
     is_down = False
-    log = await store.create_draft(SPEC)
+    log = (await store.create_draft(SPEC)).log
     is_down = True
     item = bench.policy()
     started = bench.clock.monotonic_s()
@@ -197,7 +197,7 @@ async def test_a_caller_hears_unknown_only_after_patience_and_repeating_is_safe(
 @on_virtual_time
 async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_there_is_room(bench: Bench) -> None:
     full = Fault(effect=Effect.ERROR_BEFORE, error=StoreFullError)
-    log = await bench.store(first("create", full)).create_draft(SPEC)
+    log = (await bench.store(first("create", full)).create_draft(SPEC)).log
     item = bench.policy()
     with pytest.raises(StoreFullError):
         await log.append([item])
@@ -208,8 +208,8 @@ async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_t
 
 @on_virtual_time
 async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_decided(bench: Bench) -> None:
-    sleeper = await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)
-    other = await bench.store().create_draft(SPEC)
+    sleeper = (await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)).log
+    other = (await bench.store().create_draft(SPEC)).log
     asleep = asyncio.ensure_future(sleeper.append([bench.policy()]))
     await asyncio.sleep(1)
     for _ in range(5):
@@ -223,7 +223,7 @@ async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_
 
 @on_virtual_time
 async def test_many_callers_that_want_the_end_cost_two_reads(bench: Bench) -> None:
-    log = await bench.store(lambda *_: Fault(latency_s=0.1)).create_draft(SPEC)
+    log = (await bench.store(lambda *_: Fault(latency_s=0.1)).create_draft(SPEC)).log
     before = bench.operations["get"]
     await asyncio.gather(*(log.tail() for _ in range(100)))
     assert bench.operations["get"] - before == 2
@@ -231,11 +231,11 @@ async def test_many_callers_that_want_the_end_cost_two_reads(bench: Bench) -> No
 
 @on_virtual_time
 async def test_a_cold_replica_reads_ahead_and_never_lists_the_log(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     for _ in range(100):
         await log.append([bench.policy()])
     started = bench.clock.monotonic_s()
-    cold = await bench.store(lambda operation, _: Fault(latency_s=1.0) if operation == "get" else NO_FAULT).open_log(
+    cold = await bench.store(lambda operation, _: Fault(latency_s=1.0) if operation == "get" else NO_FAULT).open_run(
         "run", UID
     )
     assert cold.state.head_digest == log.state.head_digest
@@ -245,7 +245,7 @@ async def test_a_cold_replica_reads_ahead_and_never_lists_the_log(bench: Bench) 
 
 @on_virtual_time
 async def test_waiting_for_a_position_that_the_log_does_not_have_says_that_it_shrank(bench: Bench) -> None:
-    one, other = [await bench.store().create_draft(SPEC) for _ in range(2)]
+    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
     await one.append([bench.policy()])
     await other.wait_for(1)
     with pytest.raises(LogCorruptError) as caught:
@@ -261,7 +261,7 @@ def test_a_store_that_lost_what_it_had_is_detected_and_nothing_more_is_acknowled
 ) -> None:
     @on_virtual_time
     async def test(bench: Bench) -> None:
-        log = await bench.store().create_draft(SPEC)
+        log = (await bench.store().create_draft(SPEC)).log
         for _ in range(3):
             await log.append([bench.policy()])
         await asyncio.sleep(6)
@@ -293,7 +293,7 @@ def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -
     @on_virtual_time
     async def test(bench: Bench) -> None:
         store = bench.store()
-        log = await store.create_draft(SPEC)
+        log = (await store.create_draft(SPEC)).log
         for _ in range(3):
             await log.append([bench.policy()])
         await asyncio.sleep(6)
@@ -314,13 +314,13 @@ def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -
                 await log.tail()
         for _ in range(3):
             with pytest.raises(LogCorruptError):
-                await store.open_log("run", UID)
+                await store.open_run("run", UID)
             await asyncio.sleep(6)
         bench.shared.objects = whole
-        again = await store.open_log("run", UID)
+        again = (await store.open_run("run", UID)).log
         assert again.state.head_digest == digest
         await again.append([bench.policy()])
-        assert (await store.open_log("run", UID)) is again
+        assert (await store.open_run("run", UID)).log is again
 
     test()
 
@@ -328,7 +328,7 @@ def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -
 @on_virtual_time
 async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on(bench: Bench) -> None:
     store = bench.store()
-    log = await store.create_draft(SPEC)
+    log = (await store.create_draft(SPEC)).log
     for _ in range(3):
         await log.append([bench.policy()])
     await asyncio.sleep(6)
@@ -337,18 +337,18 @@ async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on
     await asyncio.sleep(6)
     with pytest.raises(LogCorruptError):
         await log.tail()
-    stranger = await bench.store().open_log("run", UID)
+    stranger = (await bench.store().open_run("run", UID)).log
     for _ in range(2):
         await stranger.append([bench.policy()])
     with pytest.raises(LogCorruptError, match="position=3"):
-        await store.open_log("run", UID)
+        await store.open_run("run", UID)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 0}'])
 def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(data: bytes) -> None:
     @on_virtual_time
     async def test(bench: Bench) -> None:
-        log = await bench.store().create_draft(SPEC)
+        log = (await bench.store().create_draft(SPEC)).log
         bench.shared.objects[f"{log.prefix}/log/{1:020}"] = (data, 0.0)
         with pytest.raises(LogCorruptError, match="position=1"):
             await log.tail()
@@ -358,7 +358,7 @@ def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(data: bytes
 
 @on_virtual_time
 async def test_an_entry_of_another_chain_is_refused(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     await log.append([bench.policy()])
     name = f"{log.prefix}/log/{2:020}"
     bench.shared.objects[name] = bench.shared.objects[f"{log.prefix}/log/{1:020}"]
@@ -368,7 +368,7 @@ async def test_an_entry_of_another_chain_is_refused(bench: Bench) -> None:
 
 @on_virtual_time
 async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     for _ in range(40):
         await log.append([bench.policy()])
 
@@ -382,7 +382,7 @@ async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> 
 
 @on_virtual_time
 async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
-    log = await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)
+    log = (await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)).log
     caller = asyncio.ensure_future(log.append([bench.policy()]))
     await asyncio.sleep(1)
     await log.close()
@@ -392,8 +392,8 @@ async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
 
 @on_virtual_time
 async def test_a_draft_is_created_once_whoever_repeats_it(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
-    again = await bench.store().create_draft(RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 99.0))
+    log = (await bench.store().create_draft(SPEC)).log
+    again = (await bench.store().create_draft(RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 99.0))).log
     assert again.spec == log.spec
     assert again.spec.created_at_unix_s == 0.0
     other = FragmentLayout("body", (TensorSpec("w", (5,)),))
@@ -428,24 +428,24 @@ async def test_a_name_belongs_to_the_run_that_had_it_first_until_it_is_taken_awa
 @on_virtual_time
 async def test_runs_that_are_not_there_are_not_found(bench: Bench) -> None:
     with pytest.raises(RunNotFoundError):
-        await bench.store().open_log("run", UID)
+        await bench.store().open_run("run", UID)
 
 
 @on_virtual_time
 async def test_a_part_is_read_by_one_request_or_more_and_goes_on_where_one_breaks(bench: Bench) -> None:
-    log: RunLog = await bench.store().create_draft(SPEC)
+    run = await bench.store().create_draft(SPEC)
     frames = bytes(range(256)) * 3 + b"\n" + bytes(100)
-    part = await log.blobs.write_part("body", "c" * 32, 0, 2, "0" * 64, [1.5], [frames])
+    part = await run.blobs.write_part("body", "c" * 32, 0, 2, "0" * 64, [1.5], [frames])
     size_bytes = part.ref.size_bytes
 
     async def read(at_once_bytes: int) -> bytes:
-        pieces = [piece async for piece in log.blobs.part_frames(part.ref, at_once_bytes=at_once_bytes)]
+        pieces = [piece async for piece in run.blobs.part_frames(part.ref, at_once_bytes=at_once_bytes)]
         return b"".join(pieces)
 
     for at_once_bytes in (0, 1, 7, size_bytes - 1, size_bytes, size_bytes + 1):
         assert await read(at_once_bytes) == frames
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(log.objects), "get", _unavailable)
+        patched.setattr(type(run.log.objects), "get", _unavailable)
         assert await read(size_bytes + 1) == frames
 
 
@@ -455,24 +455,24 @@ async def _unavailable(*_: object, **__: object) -> NoReturn:
 
 @on_virtual_time
 async def test_parts_are_listed_once_each_and_without_condemned_ones(bench: Bench) -> None:
-    log: RunLog = await bench.store().create_draft(SPEC)
+    run = await bench.store().create_draft(SPEC)
     delta, digest = "c" * 32, "0" * 64
-    first_part = await log.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
-    await log.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
-    second = await log.blobs.write_part("body", delta, 2, 2, digest, [0.1], [b"\ntwo\n", b"three"])
-    listed = await log.blobs.list_parts("body", delta)
+    first_part = await run.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
+    await run.blobs.write_part("body", delta, 0, 2, digest, [1.5], [b"one"])
+    second = await run.blobs.write_part("body", delta, 2, 2, digest, [0.1], [b"\ntwo\n", b"three"])
+    listed = await run.blobs.list_parts("body", delta)
     assert [(part.ref.first, part.squared_norms) for part in listed] == [(0, (1.5,)), (2, (0.1,))]
-    assert b"".join([piece async for piece in log.blobs.part_frames(second.ref)]) == b"\ntwo\nthree"
-    await log.append([CollectedItem((second.ref.name,))])
-    assert [part.ref.first for part in await log.blobs.list_parts("body", delta)] == [0]
-    await bench.shared.delete([f"{log.prefix}/{first_part.ref.name}"])
+    assert b"".join([piece async for piece in run.blobs.part_frames(second.ref)]) == b"\ntwo\nthree"
+    await run.log.append([CollectedItem((second.ref.name,))])
+    assert [part.ref.first for part in await run.blobs.list_parts("body", delta)] == [0]
+    await bench.shared.delete([f"{run.log.prefix}/{first_part.ref.name}"])
     with pytest.raises(ObjectMissingError):
-        _ = [piece async for piece in log.blobs.part_frames(first_part.ref)]
+        _ = [piece async for piece in run.blobs.part_frames(first_part.ref)]
 
 
 @on_virtual_time
 async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -> None:
-    log = await bench.store().create_draft(SPEC)
+    log = (await bench.store().create_draft(SPEC)).log
     await log.append([bench.policy()])
     newer = Entry(2, UID, log.state.head_digest, "newer", "0" * 32, 0.0, (), FORMAT + 1)
     bench.shared.objects[entry_name(log.prefix, 2)] = (newer.to_bytes(), 0.0)
@@ -481,7 +481,7 @@ async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -
     with pytest.raises(NewerFormatError):
         await log.tail()
     with pytest.raises(NewerFormatError):
-        await bench.store().open_log("run", UID)
+        await bench.store().open_run("run", UID)
     assert log.failure is None
     assert log.state.position == 1, "what was readable stays folded"
 
@@ -489,12 +489,12 @@ async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -
 @on_virtual_time
 async def test_names_and_specs_of_a_newer_format_are_no_damage(bench: Bench) -> None:
     store = bench.store()
-    log = await store.create_draft(SPEC)
+    log = (await store.create_draft(SPEC)).log
     await store.publish("run", UID)
     for name in (f"{log.prefix}/run.json", f"runs/run/names/{1:020}"):
         values = json.loads(bench.shared.objects[name][0]) | {"format": FORMAT + 1}
         bench.shared.objects[name] = (json.dumps(values).encode(), 0.0)
     with pytest.raises(NewerFormatError):
-        await bench.store().open_log("run", UID)
+        await bench.store().open_run("run", UID)
     with pytest.raises(NewerFormatError):
         await store.resolve("run")

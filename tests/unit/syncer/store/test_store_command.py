@@ -66,7 +66,7 @@ async def _write(folder: Path, *groups: list[Item]) -> str:
     url = f"file://{folder}/other"
     workers = ThreadWorkers(1)
     store = Store(open_objects(url), clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="test")
-    log = await store.create_draft(SPEC)
+    log = (await store.create_draft(SPEC)).log
     await store.publish(SPEC.name, SPEC.uid)
     for group in groups:
         await log.append(group)

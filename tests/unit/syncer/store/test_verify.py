@@ -27,7 +27,7 @@ async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
 
 
 async def verify(driver: Driver) -> VerifyReport:
-    return await verify_run(driver.log, workers=driver.workers, scratch=Scratch(None))
+    return await verify_run(driver.run, workers=driver.workers, scratch=Scratch(None))
 
 
 def part_names(driver: Driver, version: int) -> list[str]:
@@ -52,7 +52,7 @@ async def test_a_sound_run_is_checked_and_replayed_whole() -> None:
     driver = await trained()
     heard: list[tuple[int, int]] = []
     report = await verify_run(
-        driver.log,
+        driver.run,
         workers=driver.workers,
         scratch=Scratch(None),
         progress=lambda done, total: heard.append((done, total)),

@@ -21,7 +21,7 @@ from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
 from benchmarks.quality.bulk_transport import BulkTransport
 from skerry.algorithm.rebase import FlatArray
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, StopExchangingError
 from skerry.exchange.loop import ExchangeLoop
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Work
@@ -240,7 +240,9 @@ class _Learner:
             timeout = None if start == float("inf") else max(0.0, start - self._time())
             await asyncio.wait([waiting, running], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            if running.done():
+            # A broken learner may notice what is wrong with it. Then it trains on alone.
+            has_stopped = running.done() and isinstance(running.exception(), StopExchangingError)
+            if running.done() and not (has_stopped and self._fault != Fault()):
                 running.result()
             if done.is_set():
                 return
@@ -248,6 +250,8 @@ class _Learner:
             for link in self._world.network.links(self._name, None):
                 for call in list(link.calls):
                     call.break_off()
+            if has_stopped:
+                return
             self._exchange = None
             self._lost_count = self.step_count - self._world.delivered(self._name)
             self.training.forget()

@@ -35,7 +35,7 @@ const runs = new skerry.v1.Runs(target, credentials);
 const capabilities = new skerry.v1.Capabilities(target, credentials);
 
 const say = (step, facts) => process.stdout.write(`${JSON.stringify({ step, ...facts })}\n`);
-const sha256 = (...chunks) => chunks.reduce((hash, chunk) => hash.update(chunk), crypto.createHash('sha256')).digest();
+const digestOf = (...chunks) => Buffer.from(blake3(Buffer.concat(chunks)));
 const randomId = () => crypto.randomBytes(16).toString('hex');
 const u64 = (value) => {
   const bytes = Buffer.alloc(8);
@@ -67,19 +67,16 @@ function crc32(...chunks) {
 
 const bytesOf = (values) => Buffer.from(values.buffer, values.byteOffset, values.byteLength);
 
-function treeDigest(values, run) {
-  const leafHashes = { LEAF_HASH_UNSPECIFIED: sha256, LEAF_HASH_SHA256: sha256, LEAF_HASH_BLAKE3: (bytes) => Buffer.from(blake3(bytes)) };
-  const leafHash = leafHashes[run.leaf_hash];
-  expect(leafHash !== undefined, 'the leaf hash is one that this client knows');
+function treeDigest(values) {
   const leaves = [];
   for (let first = 0; first < values.length; first += LEAF_NUMEL) {
-    leaves.push(leafHash(bytesOf(values.subarray(first, first + LEAF_NUMEL))));
+    leaves.push(digestOf(bytesOf(values.subarray(first, first + LEAF_NUMEL))));
   }
-  return sha256(Buffer.from('skerry.tree.v1\0'), u64(values.length), ...leaves);
+  return digestOf(Buffer.from('skerry.tree.v1\0'), u64(values.length), ...leaves);
 }
 
 function deltaDigest(parts) {
-  return sha256(Buffer.from('skerry.delta.v1\0'), ...parts.flatMap(({ first, numel, digest }) => [u64(first), u64(numel), digest]));
+  return digestOf(Buffer.from('skerry.delta.v1\0'), ...parts.flatMap(({ first, numel, digest }) => [u64(first), u64(numel), digest]));
 }
 
 // One float32 frame without compression.
@@ -152,19 +149,18 @@ async function pull(run, fragment, numel, base) {
   const weights = plan.from_version >= 0 ? Float32Array.from(base.weights) : new Float32Array(numel);
   plan.objects.forEach((object, index) => {
     const data = Buffer.concat(objects[index]);
-    expect(data.length === object.size_bytes && sha256(data).equals(object.digest), 'an object is what the plan says');
+    expect(data.length === object.size_bytes && digestOf(data).equals(object.digest), 'an object is what the plan says');
     if (object.kind === 'OBJECT_KIND_SNAPSHOT') readSnapshot(weights, data, fragment.tensors);
     else readFrames(data, (at, step) => { weights[at] = Math.fround(weights[at] - step); });
   });
-  expect(treeDigest(weights, run).equals(plan.target.digest), 'the weights have the digest of their version');
+  expect(treeDigest(weights).equals(plan.target.digest), 'the weights have the digest of their version');
   return { version: plan.target.version, digest: plan.target.digest, weights, kinds: plan.objects.map((one) => one.kind) };
 }
 
 function push(header, delta) {
   return new Promise((resolve, reject) => {
     const stream = exchange.PushDelta((error, answer) => (error ? reject(error) : resolve(answer)));
-    const hash = crypto.createHash('sha256').update(bytesOf(delta));
-    const digest = hash.digest();
+    const digest = digestOf(bytesOf(delta));
     stream.write({ header });
     stream.write({ part: { first: 0, numel: delta.length } });
     for (let first = 0; first < delta.length; first += FRAME_NUMEL) {
@@ -206,7 +202,7 @@ function checkVectors() {
     const decoded = new Float32Array(words.length);
     frames.forEach((frame) => readFrames(Buffer.from(frame, 'hex'), (at, value) => { decoded[at - first] = value; }));
     expect(bytesOf(decoded).equals(Buffer.concat(words)), `frames decode to the vector's values: ${name}`);
-    expect(sha256(bytesOf(decoded)).toString('hex') === part_digest, `a part has the vector's digest: ${name}`);
+    expect(digestOf(bytesOf(decoded)).toString('hex') === part_digest, `a part has the vector's digest: ${name}`);
   }
   const refused = read('refused.json').cases.find((one) => one.reason === 'CHECKSUM').frame;
   let isRefused = false;

@@ -251,6 +251,7 @@ class _Learner:
                 for call in list(link.calls):
                     call.break_off()
             if has_stopped:
+                await self._world.everybody_is_ready()  # the others wait for it before they leave
                 return
             self._exchange = None
             self._lost_count = self.step_count - self._world.delivered(self._name)

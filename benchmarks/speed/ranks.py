@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=2)
     arguments = parser.parse_args()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = _THRESHOLD  # of the processes that are yet to start
-    write_rows("rank_memory", rows(arguments.ranks, arguments.versions))
+    write_rows("ranks", rows(arguments.ranks, arguments.versions))
 
 
 if __name__ == "__main__":

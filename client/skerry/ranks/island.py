@@ -104,7 +104,7 @@ class Island:
         return gathered
 
     def tell(self, rank: int, order: Any = None) -> Any:
-        """Returns the order of one rank, which the others call without an order, at every rank."""
+        """Returns what one rank tells, at every rank; the others call it without an order. None ends a rank's turn."""
         told = [order]
         with self._talking() as group:
             distributed.broadcast_object_list(told, self._ranks[rank], group=group)

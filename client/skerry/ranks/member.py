@@ -30,7 +30,7 @@ from skerry.model.torch.parameters import CopyOf, TorchParameters
 from skerry.net.transport import LANE_COUNT
 from skerry.ranks.island import Island
 from skerry.ranks.parameters import IslandParameters
-from skerry.ranks.transport import FollowingTransport, LeadingTransport, RankTransport
+from skerry.ranks.transport import RankTransport
 from skerry.ranks.turns import TurnBoundary, Waiting
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
@@ -117,8 +117,8 @@ class ManyRanks(SingleProcess):
         )
 
         def connect() -> RankTransport:
-            given = {"target": options["target"], **connection_of(options)}
-            self._transport = FollowingTransport(**given) if rank else LeadingTransport(others=self._others, **given)
+            others = None if rank else lambda: [report.view.stats for report in self._reports[1:]]
+            self._transport = RankTransport(options["target"], others=others, **connection_of(options))
             return self._transport
 
         def boundary(*arguments: Any) -> TurnBoundary:
@@ -151,9 +151,6 @@ class ManyRanks(SingleProcess):
             self._boundary.exchanges = True
 
         self._boundary.turn(owners[number], attach)
-
-    def _others(self) -> list[Stats]:
-        return [report.view.stats for report in self._reports[1:]]
 
     # What the training loop calls.
 
@@ -206,6 +203,7 @@ class ManyRanks(SingleProcess):
         with self._together():
             self._meet("count_from")
             super().count_from(step_count, token_count)
+            self._meet("count_from")
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the run's own weights at the first rank, and nothing at others; every rank calls it."""
@@ -279,7 +277,7 @@ class ManyRanks(SingleProcess):
 
     # Meetings.
 
-    def _meet_again(self, *, is_over: bool, is_late: bool) -> tuple[bool, bool]:
+    def _meet_again(self, is_over: bool, is_late: bool) -> tuple[bool, bool]:  # noqa: FBT001 - a callback
         told = [report.told for report in self._meet(self._call, (is_over, is_late))]
         return all(over for over, _ in told), told[0][1]
 
@@ -331,31 +329,22 @@ class ManyRanks(SingleProcess):
             )
 
 
-_LARGEST: Final = ("unsent_step_count", "dropped_step_count", "stall_s_last", "stall_s_max")
-
-
 def sum_of(ranks: Sequence[Stats]) -> Stats:
-    """Returns the statistics of ranks with different fragments as those of one learner."""
-    counts = {
-        name: sum(getattr(stats, name) for stats in ranks)
-        for name in Stats.__annotations__
-        if name.startswith(("bytes_", "parameters_", "deltas_"))
-    }
-    largest = {name: max(getattr(stats, name) for stats in ranks) for name in _LARGEST}
-    merged_count = max(1, counts["deltas_merged"])
-    means = {
-        name: sum(getattr(stats, name) * stats.deltas_merged for stats in ranks) / merged_count
-        for name in ("staleness", "waiting_s")
-    }
-    causes: Counter[str] = Counter()
-    for stats in ranks:
-        causes.update(stats.causes)
+    """Returns the statistics of ranks with different fragments as those of one learner.
+
+    Means are those of the rank where they are largest.
+    """
+    changes: dict[str, Any] = {}
+    for name in Stats.__annotations__:
+        values = [getattr(stats, name) for stats in ranks]
+        if name.startswith(("bytes_", "parameters_", "deltas_")):
+            changes[name] = sum(values)
+        elif name.startswith(("unsent_", "dropped_", "stall_", "staleness", "waiting_")):
+            changes[name] = max(values)
     return replace(
         ranks[0],
-        **counts,
-        **largest,
-        **means,
-        causes=dict(causes),
+        **changes,
+        causes=dict(sum((Counter(stats.causes) for stats in ranks), Counter())),
         problem=next((stats.problem for stats in ranks if stats.problem), None),
         versions={name: version for stats in ranks for name, version in stats.versions.items()},
     )

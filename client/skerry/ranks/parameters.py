@@ -12,24 +12,22 @@ share at a time is in memory beside the fragment.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import FlatArray
+from skerry.errors import StopExchangingError
+from skerry.exchange.untrained import may_differ
 from skerry.model.interface import UNLIMITED, EncodeFrames, Work
 from skerry.model.torch.parameters import TorchParameters
 from skerry.model.torch.shards import Region, first_holders
-from skerry.ranks.frozen import untrained_of
 from skerry.ranks.island import Island
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.untrained import UntrainedTensor
-
-_END: Final = ("end", "", (), ())
 
 
 class IslandParameters:
@@ -61,7 +59,7 @@ class IslandParameters:
         self._sums: list[tuple[str, torch.Tensor]] = []  # of tensors that were changed and have replicas
         self._failure: BaseException | None = None
         self._check_cover()
-        self._untrained = untrained_of(island, own, allow_other_frozen=allow_other_frozen)
+        self._untrained = self._all_untrained(allowed=allow_other_frozen)
         # Two whole vectors of a fragment are needed to adopt it: more at a time would be more than a rank has room for.
         self.moving_limit = UNLIMITED if self._is_whole else 1
 
@@ -73,6 +71,21 @@ class IslandParameters:
                     "the ranks do not hold every element of a parameter once: the learner's process_group must have "
                     f"all ranks of the model's mesh. parameter={name}, numel={spec.numel}, held={held}"
                 )
+
+    def _all_untrained(self, *, allowed: bool | Collection[str]) -> tuple[UntrainedTensor, ...]:
+        ranks = self._island.all_gather(self._own.frozen_parts())
+        held = {}
+        for name in set.intersection(*map(set, ranks)):
+            parts = [rank[name] for rank in ranks]
+            firsts = first_holders([part.region for part in parts])
+            if parts != [parts[first] for first in firsts] and not may_differ(name, allowed=allowed):
+                raise StopExchangingError(
+                    "RANKS_DIFFER",
+                    "the frozen values of ranks that hold the same part of a frozen parameter must be the same. "
+                    f"parameter={name}",
+                )
+            held[name] = [parts[first] for first in set(firsts)]
+        return self._own.untrained(held)
 
     # What the exchange of the rank that has the turn asks for.
 
@@ -122,7 +135,7 @@ class IslandParameters:
         if not self._is_whole:
             return self._together(kind, layout, lambda: self._scatter(kind, layout, rank, values, alpha), alpha)
         own = getattr(self._own, kind)(layout, values, *alpha)
-        broadcast = self._own.ordered(lambda: self._island.broadcast(_as_tensor(values), rank), values)
+        broadcast = self._own.ordered(lambda: self._island.broadcast(torch.as_tensor(values), rank), values)
 
         def work() -> None:
             broadcast()
@@ -152,13 +165,13 @@ class IslandParameters:
         """Lets the other ranks go on; raises the error that left the ranks with different weights, if there was one."""
         if self._failure is not None:
             raise self._failure
-        self._island.tell(self._island.rank, _END)
+        self._island.tell(self._island.rank)
 
     # What every rank does.
 
     def obey(self, rank: int) -> None:
         """Takes part in what a rank does in its turn, until that ends."""
-        while (order := self._island.tell(rank)) != _END:
+        while (order := self._island.tell(rank)) is not None:
             kind, fragment, names, alpha = order
             layout = FragmentLayout(fragment, tuple(self._specs[name] for name in names))
             if kind == "is_finite":
@@ -169,7 +182,7 @@ class IslandParameters:
                 self._scatter(kind, layout, rank, None, alpha)
             else:
                 values = self._own.buffer(layout)
-                self._island.broadcast(_as_tensor(values), rank)
+                self._island.broadcast(torch.as_tensor(values), rank)
                 getattr(self._own, kind)(layout, values, *alpha)()
                 self._note_change(layout)
 
@@ -269,7 +282,3 @@ class IslandParameters:
                 if sums[rank][place] != sums[first][place]
             }
         )
-
-
-def _as_tensor(values: FlatArray) -> torch.Tensor:
-    return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)

@@ -20,38 +20,48 @@ from skerry.v1 import types_pb2
 class RankTransport(GrpcTransport):
     """The connections of one rank."""
 
+    def __init__(self, target: str, *, others: Callable[[], Sequence[Stats]] | None, **options: Any) -> None:
+        """The first rank is given what returns the other ranks' statistics, for its reports are of all ranks."""
+        super().__init__(target, **options)
+        self._others = others
+        self._sent_on: deque[bytes] = deque()
+        self._heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+
     def take_heard(self) -> list[bytes]:
-        """Returns what came over the attach stream since the last call, for the other ranks; for any thread."""
-        return []
+        """Returns what the first rank has heard since the last call, for the others; for any thread."""
+        return [self._sent_on.popleft() for _ in range(len(self._sent_on))]
 
     def hear(self, heard: Iterable[bytes]) -> None:
-        """Takes what the first rank has heard; on the event loop."""
-
-
-class LeadingTransport(RankTransport):
-    """The first rank's: its reports are of all ranks."""
-
-    def __init__(self, *arguments: Any, others: Callable[[], Sequence[Stats]], **options: Any) -> None:
-        """`others` returns the other ranks' statistics."""
-        super().__init__(*arguments, **options)
-        self._others = others
-        self._heard: deque[bytes] = deque()
-
-    def take_heard(self) -> list[bytes]:
-        """As `RankTransport.take_heard`."""
-        return [self._heard.popleft() for _ in range(len(self._heard))]
+        """Takes, at another rank, what the first one has heard; on the event loop."""
+        for response in heard:
+            self._heard.put_nowait(response)
 
     async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
-        """As `Transport.attach`."""
-        async with aclosing(super().attach(self._completed(requests))) as responses:
-            async for response in responses:
-                self._heard.append(response.SerializeToString())
-                yield response
+        """As `Transport.attach`; at another rank than the first, what that hands on, and reports go nowhere."""
+        if self._others is not None:
+            async with aclosing(super().attach(self._completed(requests, self._others))) as responses:
+                async for response in responses:
+                    self._sent_on.append(response.SerializeToString())
+                    yield response
+            return
+        reports = asyncio.ensure_future(self._until_leave(requests))
+        try:
+            while (heard := await self._heard.get()) is not None:
+                yield v1.AttachResponse.FromString(heard)
+        finally:
+            reports.cancel()
 
-    async def _completed(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncIterator[v1.AttachRequest]:
+    async def _until_leave(self, requests: AsyncIterator[v1.AttachRequest]) -> None:
+        async for _ in requests:
+            pass
+        self._heard.put_nowait(None)
+
+    async def _completed(
+        self, requests: AsyncIterator[v1.AttachRequest], others: Callable[[], Sequence[Stats]]
+    ) -> AsyncIterator[v1.AttachRequest]:
         async for request in requests:
             if request.HasField("report"):
-                add_stats(request.report, self._others())
+                add_stats(request.report, others())
             yield request
 
 
@@ -66,31 +76,3 @@ def add_stats(report: types_pb2.LearnerReport, others: Iterable[Stats]) -> None:
         report.adopted.extend(
             types_pb2.FragmentVersion(fragment=name, version=version) for name, version in stats.versions.items()
         )
-
-
-class FollowingTransport(RankTransport):
-    """Another rank's: its attach stream is what the first rank hands on."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._heard: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def hear(self, heard: Iterable[bytes]) -> None:
-        """As `RankTransport.hear`."""
-        for response in heard:
-            self._heard.put_nowait(response)
-
-    async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
-        """As `Transport.attach`: the reports go nowhere, since the first rank's are of all ranks."""
-
-        async def until_leave() -> None:
-            async for _ in requests:
-                pass
-            self._heard.put_nowait(None)
-
-        reports = asyncio.ensure_future(until_leave())
-        try:
-            while (response := await self._heard.get()) is not None:
-                yield v1.AttachResponse.FromString(response)
-        finally:
-            reports.cancel()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from skerry.exchange.boundary import Boundary
 from skerry.ranks.parameters import IslandParameters
@@ -28,13 +28,6 @@ class Waiting(NamedTuple):
     has_common_work: bool | None  # None: this rank exchanges nothing
 
 
-class Meet(Protocol):
-    """A meeting of ranks that wait for the end of something."""
-
-    def __call__(self, *, is_over: bool, is_late: bool) -> tuple[bool, bool]:
-        """Returns whether it is over at all ranks, and whether it is late by the first one's clock."""
-
-
 class TurnBoundary(Boundary):
     """The queue from one rank's event loop to its training thread."""
 
@@ -45,8 +38,9 @@ class TurnBoundary(Boundary):
         *,
         rank: int,
         parameters: IslandParameters,
-        meet: Meet,
+        meet: Callable[[bool, bool], tuple[bool, bool]],
     ) -> None:
+        """`meet` is told of something whether it is over here, and late; returns whether it is so for all."""
         super().__init__(clock, post)
         self.exchanges = False  # this rank has fragments of its own
         self._rank = rank
@@ -97,7 +91,7 @@ class TurnBoundary(Boundary):
         deadline_s = self._clock.monotonic_s() + timeout_s
         while True:
             is_late = self._clock.monotonic_s() >= deadline_s
-            are_over, is_late = self._meet(is_over=is_over(), is_late=is_late)
+            are_over, is_late = self._meet(is_over(), is_late)
             self.work()
             if are_over or is_late:
                 return are_over

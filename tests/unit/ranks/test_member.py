@@ -47,8 +47,8 @@ def test_the_statistics_of_ranks_are_those_of_one_learner() -> None:
         deltas_merged=4,
         causes={"EXPIRED": 3},
         versions={"a": 3, "b": 1},
-        staleness=0.25,
-        waiting_s=5.0,
+        staleness=1.0,
+        waiting_s=6.0,
         stall_s_max=0.5,
     )
 

@@ -15,6 +15,9 @@ _LEAST_RATIO: Final = 16.0
 _LEAST_SHARE: Final = 0.3
 _MOST_SHARE: Final = 3.0
 _COMPARED_COUNT: Final = 8
+# Other weights of the same size have another direction. Training that turns so far makes them larger.
+_MOST_COSINE: Final = 0.15
+_LEAST_NUMEL: Final = 1024  # in smaller vectors directions tell nothing
 _LOOKED_AT_NUMEL: Final = 2**16
 
 
@@ -31,16 +34,20 @@ class Moves:
         *,
         step_count: int,  # that it covers, at least 1
     ) -> None:
-        """Compares a delta with those before it; for a worker. The first one is not judged.
+        """Compares a delta with the weights that it starts from and with the deltas before it; for a worker.
 
         Raises:
             StopExchangingError: WEIGHTS_REPLACED: training does not explain it.
         """
-        moved = _root_mean_square(delta)
+        stride = max(1, len(delta) // _LOOKED_AT_NUMEL)
+        delta, base = delta[::stride], base[::stride]
+        moved, before, after = (_root_mean_square(values) for values in (delta, base, base - delta))
         size = moved / step_count
         largest = max(self._sizes, default=size)
-        share = moved / (_root_mean_square(base) or math.inf)
-        if size >= _LEAST_RATIO * largest > 0 and _LEAST_SHARE <= share <= _MOST_SHARE:
+        jumps = size >= _LEAST_RATIO * largest > 0 and _LEAST_SHARE * before <= moved <= _MOST_SHARE * before
+        is_alike = len(base) >= _LEAST_NUMEL and before <= _MOST_SHARE * after <= _MOST_SHARE**2 * before
+        product = (before**2 + after**2 - moved**2) / 2
+        if jumps or (is_alike and before > 0 and abs(product) <= _MOST_COSINE * before * after):
             raise StopExchangingError(
                 "WEIGHTS_REPLACED",
                 "the weights were replaced after attaching: load your checkpoint first, then attach; the run's weights "
@@ -50,5 +57,4 @@ class Moves:
 
 
 def _root_mean_square(values: FlatArray) -> float:
-    looked_at = values[:: max(1, len(values) // _LOOKED_AT_NUMEL)]
-    return math.sqrt((looked_at * looked_at).mean())
+    return math.sqrt((values * values).mean())

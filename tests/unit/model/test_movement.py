@@ -44,7 +44,7 @@ def test_a_faster_round_is_training(last: tuple[float, int]) -> None:
     checked((0.02, 2), last)
 
 
-def test_the_first_delta_and_those_after_standing_still_are_not_judged() -> None:
+def test_a_first_delta_and_one_after_standing_still_may_go_anywhere_in_a_small_vector() -> None:
     checked((5.0, 1))
     checked((0.0, 1), (5.0, 1))
 
@@ -54,6 +54,15 @@ def test_a_round_is_compared_with_the_last_eight() -> None:
     moves = checked((0.5, 1), *[(0.02, 1)] * 8)
     with pytest.raises(StopExchangingError):
         moves.check(vector(0.4), BASE, step_count=1)
+
+
+def test_other_weights_of_the_same_size_stop_the_exchange_at_the_first_delta() -> None:
+    base, others = np.random.default_rng(0).standard_normal((2, 2048), np.float32)
+    with pytest.raises(StopExchangingError, match="replaced after attaching"):
+        Moves().check(base - others, base, step_count=1)
+    for trained in (base + others, base + 20 * others, 1e-3 * others, 0 * base):
+        Moves().check(base - trained, base, step_count=1)
+    Moves().check(others, 0 * base, step_count=1)
 
 
 def test_large_vectors_are_looked_at_in_strides() -> None:

@@ -13,7 +13,7 @@ TRAINERS := .venv-integrations
 SUPPLY := build/supply-chain
 SITE := build/site-environment
 MINUTES ?= 60
-# What pytest is given beyond the defaults, for example: make test ARGS="tests/cli -x"
+# What pytest is given beyond the defaults, for example: make test ARGS="tests/unit/cli -x"
 ARGS ?= tests
 
 .PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos docs clean
@@ -39,7 +39,7 @@ test-e2e: $(READY) ## run floods and what needs root, containers or Debian's ser
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (5 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"
-	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/integrations
+	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/e2e/trainers
 
 lint: $(READY) ## check style, types, imports, dead code, stubs and the contract
 	@echo "lint: ruff"

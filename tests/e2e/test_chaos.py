@@ -20,4 +20,4 @@ def test_a_short_storm_loses_nothing_and_merges_nothing_twice(store: str) -> Non
         need_programs(ceph.PACKAGES)  # the campaign's own network reaches no mirror
     if os.geteuid() == 0:
         need_programs({"iptables": "iptables", "ip": "iproute2"})
-    print(run([sys.executable, "-B", "-m", "tests.chaos", "--short", "--store", store], timeout_s=800))
+    print(run([sys.executable, "-B", "-m", "tests.e2e.chaos", "--short", "--store", store], timeout_s=800))

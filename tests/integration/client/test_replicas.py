@@ -26,7 +26,7 @@ from skerry.net.loop_thread import LoopThread
 from skerry.net.replicas import Connection
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
-from tests.chaos.relay import Link
+from tests.e2e.chaos.relay import Link
 from tests.support.audit import check_fates, final_state
 from tests.support.heard_logs import heard_logs
 from tests.support.quadratic import Quadratic

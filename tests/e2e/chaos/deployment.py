@@ -1,0 +1,281 @@
+"""Three replicas and six learners as processes on one store, with a relay between them, and an auditor beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from skerry import RunsClient, SkerryError
+from tests.e2e.chaos import problem
+from tests.e2e.chaos.children import Child
+from tests.e2e.chaos.gateway_proxy import GatewayProxy
+from tests.e2e.chaos.journal import Account
+from tests.e2e.chaos.points import Board, Deed, Mode, Moment, Operation, Point
+from tests.e2e.chaos.relay import Relay
+from tests.e2e.chaos.schedule import LEARNER_COUNT, STEP_S
+from tests.e2e.chaos.store_place import StorePlace
+from tests.e2e.chaos.watcher import Watcher
+from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
+from tests.simulation.learner_process import RUN
+from tests.support.ports import free_ports
+
+_DRAIN_GRACE_S: Final = 8
+# What the product logs where it meets a defect of its own, and what Python prints of one.
+_DEFECTS: Final = ("[error    ] the exchange has a defect", "Traceback (most recent call last)")
+_DEFECTS_OF_SYNCERS: Final = ('level=error event="run failed', 'level=error event="call failed')
+_CALL_S: Final = 8.0
+# How long a replica serves before it dies at a fault point: long enough to do something, as a start takes seconds.
+_LIFE_S: Final = (8.0, 24.0)
+
+
+class Replica:
+    """One replica: its process, its way to the store, and which fault points of it were struck."""
+
+    def __init__(self, index: int, port: int, *, place: StorePlace, folder: Path, seed: int) -> None:
+        self.index = index
+        self.port = port
+        self.operations: set[Operation] = set()  # that it did
+        self.struck: set[Point] = set()
+        self.is_striking = False
+        self._place = place
+        self._url = place.url(folder.name)
+        self._folder = folder
+        self._seed = seed
+        self._events = folder / f"replica-{index}.events"
+        self._offset = 0
+        self._board = Board(
+            seen=self.operations.add,
+            hit=lambda operation, strike: self._was_hit(operation, strike.moment, strike.deed),
+            source=random.Random(f"{seed}/{index}"),
+            struck=set(),
+        )
+        self._random = random.Random(f"{seed}/{index}/deaths")
+        self.child = Child(f"replica-{index}", folder)
+        self._proxy: GatewayProxy | None = None
+
+    async def open(self) -> None:
+        """Begins what lies between the replica and a gateway."""
+        if self._place.gateway is not None:
+            self._proxy = GatewayProxy(self._place.gateway_port, self._board, self._kill_now)
+            await self._proxy.open()
+        port = None if self._proxy is None else self._proxy.port
+        self.child = Child(f"replica-{self.index}", self._folder, env=self._place.env(port))
+
+    async def close(self) -> None:
+        """Ends the process and the proxy."""
+        self.child.end()
+        if self._proxy is not None:
+            await self._proxy.close()
+
+    def start(self) -> None:
+        """Starts a process on the replica's port."""
+        self.read_events()
+        scratch = self._folder / f"scratch-{self.index}"
+        scratch.mkdir(exist_ok=True)
+        self.child.start(
+            "tests.e2e.chaos.replica", str(self._events), f"{self._seed}/{self.index}/{self.child.start_count}",
+            "--new-store", "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
+            "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2", "--log-level", "info",
+        )  # fmt: skip
+        self.set_mode(self._board.mode)
+        self.strike(is_striking=self.is_striking)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Changes what its way to the store is like."""
+        self._board.mode = mode
+        self.child.tell(mode=mode)
+
+    def strike(self, *, is_striking: bool) -> None:
+        """Has fault points that were not struck yet be struck, or no more of them."""
+        self.is_striking = is_striking
+        death_in_s = self._random.uniform(*_LIFE_S)
+        if self._proxy is None:
+            struck = [[*point.operation, point.moment, point.deed] for point in self.struck]
+            self.child.tell(strikes=is_striking, struck=struck, death_in_s=death_in_s)
+        else:
+            self._board.is_striking, self._board.death_at_s = is_striking, time.monotonic() + death_in_s
+
+    def read_events(self) -> None:
+        """Takes note of what its process reported."""
+        if not self._events.exists():
+            return
+        with self._events.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        for line in data.splitlines():
+            what, verb, kind, *rest = json.loads(line)
+            if what == "seen":
+                self.operations.add(Operation(verb, kind))
+            else:
+                self._was_hit(Operation(verb, kind), Moment(rest[0]), Deed(rest[1]))
+
+    def _was_hit(self, operation: Operation, moment: Moment, deed: Deed) -> None:
+        self.struck.add(Point(self.index, operation, moment, deed))
+
+    def _kill_now(self) -> None:
+        self.child.signal(signal.SIGKILL)
+
+
+class Deployment:
+    """Everything that runs; to be used as an asynchronous context, which ends all of it."""
+
+    def __init__(
+        self,
+        place: StorePlace,
+        folder: Path,
+        *,
+        seed: int,
+        schedule: tuple[Disturbance, ...] = (),
+        say: Callable[[str], None],
+    ) -> None:
+        folder.mkdir()
+        self.place = place
+        self.folder = folder
+        self.seed = seed
+        self.say = say
+        ports = free_ports(REPLICA_COUNT + LEARNER_COUNT * REPLICA_COUNT)
+        self.replicas = [
+            Replica(index, port, place=place, folder=folder, seed=seed)
+            for index, port in enumerate(ports[:REPLICA_COUNT])
+        ]
+        self.relay = Relay(LEARNER_COUNT, ports[:REPLICA_COUNT])
+        self._relay_ports = ports[REPLICA_COUNT:]
+        self.learners = [Child(f"learner-{index}", folder) for index in range(LEARNER_COUNT)]
+        self.watcher = Watcher(place.open(folder.name), seed=seed, schedule=schedule, say=say)
+        self.faults: Counter[str] = Counter()
+        self._newest: dict[int, Account] = {}
+        self._restart_at_s: dict[str, float] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.relay.open(self._relay_ports)
+        for replica in self.replicas:
+            await replica.open()
+            replica.start()
+        for index in range(LEARNER_COUNT):
+            self.start_learner(index)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for child in self.learners:
+            child.end()
+        for replica in self.replicas:
+            await replica.close()
+        await self.relay.close()
+
+    def start_learner(self, index: int) -> None:
+        """Starts a new process under the learner's id."""
+        child = self.learners[index]
+        incarnation = child.start_count
+        for account in self.watcher.accounts:
+            if account.record.learner == child.name:
+                account.record.is_newest, account.record.may_be_fenced = False, True
+        path = self.folder / f"{child.name}-{incarnation}"
+        self._newest[index] = Account(path, child.name, incarnation)
+        self.watcher.accounts.append(self._newest[index])
+        settings = {
+            "name": child.name,
+            "journal": str(path),
+            "target": self.relay.target(index),
+            "step_s": STEP_S[index],
+            "seed": self.seed * 10_000 + index * 100 + incarnation,
+        }
+        child.start("tests.e2e.chaos.learner", json.dumps(settings))
+
+    def account(self, index: int) -> Account:
+        """Returns the account of the learner's newest process."""
+        return self._newest[index]
+
+    def supervise(self) -> None:
+        """Starts again what ended though it should run, and complains where nobody had asked for its end."""
+        now_s = time.monotonic()
+        for replica in self.replicas:
+            replica.read_events()
+            child = replica.child
+            if child.is_wanted and not child.is_alive and self._may_restart(child, now_s):
+                if child.status != -signal.SIGKILL:
+                    self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
+                replica.start()
+        for index, child in enumerate(self.learners):
+            if child.is_wanted and not child.is_alive and self._may_restart(child, now_s):
+                if child.status != 0:
+                    self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
+                self.start_learner(index)
+
+    def _may_restart(self, child: Child, now_s: float) -> bool:
+        """Whether a second has passed since it was seen dead, as a supervisor waits."""
+        at_s = self._restart_at_s.setdefault(child.name, now_s + 1.0)
+        if now_s < at_s:
+            return False
+        del self._restart_at_s[child.name]
+        return True
+
+    async def end(self, within_s: float) -> None:
+        """Has all learners send what is unsent and leave, closes the run, and drains the replicas."""
+        deadline_s = time.monotonic() + within_s
+        for child in self.learners:
+            child.is_wanted = False
+            child.signal(signal.SIGTERM)
+        while time.monotonic() < deadline_s and any(child.is_alive for child in self.learners):
+            await asyncio.sleep(0.5)
+            await self.watcher.look()
+        for child in self.learners:
+            if child.is_alive or child.status != 0:
+                self.watcher.complaints.append(f"{child.name} could not leave in time. status={child.status}")
+        targets = ",".join(f"127.0.0.1:{replica.port}" for replica in self.replicas)
+        if not await asyncio.to_thread(_close_run, targets, deadline_s):
+            self.watcher.complaints.append("the run could not be closed in time")
+        for replica in self.replicas:
+            replica.child.is_wanted = False
+            replica.child.signal(signal.SIGTERM)
+        while time.monotonic() < deadline_s + _DRAIN_GRACE_S and any(one.child.is_alive for one in self.replicas):
+            await asyncio.sleep(0.2)
+        for replica in self.replicas:
+            replica.read_events()
+            if replica.child.status != 0:
+                status = replica.child.status
+                self.watcher.complaints.append(f"{replica.child.name} did not drain. status={status}")
+        self.watcher.complaints += self._failures()
+
+    def _failures(self) -> list[str]:
+        """Returns the lines of the processes' logs that tell of a defect."""
+        found = []
+        for child in (*self.learners, *(replica.child for replica in self.replicas)):
+            if child.log.exists():
+                lines = child.log.read_text(errors="replace").splitlines()
+                found += [
+                    f"{child.name}: {line[:400]}"
+                    for line in lines
+                    if any(one in line for one in (*_DEFECTS, *_DEFECTS_OF_SYNCERS))
+                ]
+        return found
+
+
+def operate(port: int, number: int) -> None:
+    """Lists the runs, makes one and deletes it, as an operator does beside the training; failures are no matter."""
+    try:
+        with RunsClient(f"127.0.0.1:{port}", timeout_s=_CALL_S) as client:
+            client.list_runs()
+            run = client.create_run(f"extra-{number}", problem.initial())
+            client.delete_run(run.name, run.uid)
+    except SkerryError:
+        return
+
+
+def _close_run(targets: str, deadline_s: float) -> bool:
+    while time.monotonic() < deadline_s:
+        try:
+            with RunsClient(targets, timeout_s=_CALL_S) as client:
+                client.close_run(RUN)
+                return True
+        except SkerryError:
+            time.sleep(0.5)
+    return False

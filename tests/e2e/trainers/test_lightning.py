@@ -1,0 +1,274 @@
+"""Lightning's Trainer as a learner."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EMAWeightAveraging,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.strategies import FSDPStrategy
+from torch.utils.data import DataLoader
+
+from examples.lightning_trainer import Rotation
+from skerry import OuterOptimizer, Policy, RunsClient
+from skerry.integrations.lightning import SkerryCallback
+from skerry.wire import Codec, Encoding
+from tests.e2e.trainers.two_islands import assert_merged, train_two_islands
+
+POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
+
+
+class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
+    """Keeps the learner's counts after each batch, and ends training as told after some of them."""
+
+    def __init__(self, skerry: SkerryCallback, fail_after: int = -1, failure: BaseException | None = None) -> None:
+        self.skerry = skerry
+        self.counts: list[tuple[int, int]] = []
+        self.logged: dict[str, Any] = {}
+        self.planned = -1
+        self._fail_after, self._failure = fail_after, failure
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        assert self.skerry.learner is not None
+        stats = self.skerry.learner.stats
+        self.counts.append((stats.step_count, stats.token_count))
+        self.planned = self.skerry.learner.planned_step_count
+        self.logged |= trainer.logged_metrics
+        if len(self.counts) == self._fail_after:
+            raise cast("BaseException", self._failure)
+
+
+def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = None, **options: Any) -> lightning.Trainer:
+    """Trains for an epoch of a few batches, from a checkpoint if given, and returns the trainer."""
+    trainer = lightning.Trainer(
+        callbacks=list(callbacks), accelerator="cpu", logger=False, enable_progress_bar=False, log_every_n_steps=1,
+        enable_model_summary=False, **({"max_epochs": 1, "enable_checkpointing": False} | options),
+    )  # fmt: skip
+    data = torch.randn(batches * 4, 8, generator=torch.Generator().manual_seed(0))
+    trainer.fit(module, DataLoader(cast("Any", data), batch_size=4, num_workers=2), ckpt_path=path, weights_only=False)
+    return trainer
+
+
+def _callback(target: str, **options: Any) -> SkerryCallback:
+    shared: dict[str, Any] = {"run": "pl", "learner_id": "us", "create": True, "policy": POLICY, "tokens_per_step": 4}
+    return SkerryCallback(target=target, **(shared | options))
+
+
+def test_two_islands_one_is_killed_and_the_merged_checkpoint_loads(target: str, tmp_path: Path) -> None:
+    out = train_two_islands("lightning_trainer", target, "lightning", tmp_path)
+    loaded = Rotation.load_from_checkpoint(out)
+    assert_merged(target, "lightning", dict(loaded.named_parameters()))
+
+
+def test_accumulated_batches_are_one_step_of_a_run_with_the_trainers_length(target: str) -> None:
+    skerry = _callback(target, tokens_per_step=lambda: 3)
+    spy = _Spy(skerry)
+    module = Rotation()
+    _fit(module, skerry, spy, accumulate_grad_batches=2)
+    assert spy.counts == [(batch // 2, batch // 2 * 3) for batch in range(1, 9)]
+    assert spy.planned == 4
+    assert spy.logged["skerry/is_exchanging"] == 1.0
+    assert skerry.learner is None
+    assert_merged(target, "pl", dict(module.named_parameters()))
+
+
+@pytest.mark.parametrize("failure", [OSError("the data are gone"), KeyboardInterrupt()])
+def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None:
+    skerry = _callback(target, policy=Policy(inner_step_count=1000))
+    kept: list[Any] = []
+
+    class _Keeper(_Spy):
+        def on_exception(self, *_: Any) -> None:
+            assert self.skerry.learner is None  # it was the first to hear of it, and has left
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            kept[:] = [self.skerry.learner]
+            super().on_train_batch_end(trainer)
+
+    with pytest.raises((OSError, SystemExit)):
+        _fit(Rotation(), skerry, _Keeper(skerry, 3, failure))
+    assert kept[0].stats.step_count == 3
+    assert kept[0].stats.unsent_step_count == 0
+    assert kept[0].stats.deltas_acknowledged > 0
+
+
+@pytest.mark.parametrize("leaves_on_signal", [True, False])  # Lightning itself handles SIGTERM, with one process
+def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
+    target: str, *, leaves_on_signal: bool
+) -> None:
+    kept: list[Any] = []
+
+    class _Signalled(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                kept.append(skerry.learner)
+                signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    skerry = _callback(target, policy=Policy(inner_step_count=1000), leave_on_signal=leaves_on_signal)
+    with pytest.raises(SystemExit) as ended:
+        _fit(Rotation(), skerry, _Signalled())
+    assert ended.value.code in {None, 128 + signal.SIGTERM}
+    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class _Finetuned(lightning.LightningModule):  # type: ignore[misc]  # untyped
+    """A backbone with norms that keep statistics, and a head; large enough to be judged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = torch.nn.Sequential(torch.nn.Linear(8, 128, bias=False), torch.nn.BatchNorm1d(128))
+        self.head = torch.nn.Linear(128, 8)
+
+    def training_step(self, batch: torch.Tensor) -> Any:
+        return (self.head(self.backbone(batch)) - batch).square().mean()
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.log("loss", self.training_step(batch))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(cast("Any", torch.randn(8, 8)), batch_size=4)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        WeightAveraging,
+        lambda: EMAWeightAveraging(decay=0.9),
+        lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, device=None),
+    ],
+    ids=["WeightAveraging", "EMA", "SWA"],
+)
+def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
+    target: str, averaging: Any, *, is_first: bool
+) -> None:
+    class _Trained(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            if skerry.learner is not None:
+                learners[:] = [skerry.learner]
+                trained[:] = [module.head.weight.detach().clone()]
+
+    learners: list[Any] = []
+    trained: list[torch.Tensor] = []
+    exact = Encoding(Codec.FLOAT32)
+    policy = replace(
+        POLICY, outer=OuterOptimizer(learning_rate=1.0, momentum=0.0), delta_encoding=exact, update_encoding=exact
+    )
+    skerry, average, module = _callback(target, policy=policy), averaging(), _Finetuned()
+    _fit(module, *([skerry, average] if is_first else [average, skerry]), _Trained(), max_epochs=4)
+    (learner,) = learners
+    assert learner.failure is None
+    assert (learner.stats.step_count, learner.stats.unsent_step_count) == (32, 0)
+    mean = average._average_model
+    averaged = dict(getattr(mean, "module", mean).named_parameters())["head.weight"]
+    assert torch.equal(module.head.weight, averaged)
+    run = torch.from_numpy(learner.merged_weights()["head.weight"])
+    torch.testing.assert_close(run, trained[0])
+    assert (run - averaged).abs().max() > 1e-3
+
+
+def test_layers_that_are_unfrozen_during_training_take_part(target: str) -> None:
+    kept: list[Any] = []
+
+    class _Seen(_Spy):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            kept[:] = [self.skerry.learner]
+
+    skerry, module = _callback(target), _Finetuned()
+    began = {name: one.detach().clone() for name, one in module.named_parameters()}
+    unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=2, backbone_initial_lr=0.01)
+    _fit(module, unfreezing, skerry, _Seen(skerry), max_epochs=4)
+    assert kept[0].failure is None
+    assert kept[0].stats.deltas_dropped == 0
+    assert_merged(target, "pl", dict(module.named_parameters()))
+    assert all(not torch.equal(one, began[name]) for name, one in module.named_parameters())
+
+
+def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: Path) -> None:
+    trainer = _fit(Rotation(), _callback(target))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    skerry = _callback(target)
+    spy = _Spy(skerry)
+    module = Rotation()
+    resumed = _fit(module, skerry, spy, path=tmp_path / "last.ckpt", max_epochs=2)
+    assert resumed.global_step == 16
+    assert spy.counts == [(step, step * 4) for step in range(1, 9)]
+    assert_merged(target, "pl", dict(module.named_parameters()))
+
+
+def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
+    class _Killed(lightning.Callback):  # type: ignore[misc]  # untyped
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            assert skerry.learner is not None
+            seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
+            weights.append([one.detach().clone() for one in module.parameters()])
+            if trainer.global_step == 2 and len(seen) == 3:
+                trainer.save_checkpoint(tmp_path / "last.ckpt")
+            if len(seen) > 3:
+                skerry.learner.close()  # as a kill: nothing is sent
+                raise OSError("the machine is gone")
+
+    seen: list[tuple[int, int]] = []
+    weights: list[list[torch.Tensor]] = []
+    for path in (None, tmp_path / "last.ckpt"):
+        skerry = _callback(target, policy=Policy(inner_step_count=1000))
+        with pytest.raises(OSError, match="the machine"):
+            _fit(Rotation(), skerry, _Killed(), path=path)
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
+    assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
+
+
+class _Manual(Rotation):
+    """Trains each of two layers by an optimizer of its own."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.layers[place].parameters(), lr=0.01) for place in (0, 2)]
+
+    def training_step(self, batch: torch.Tensor) -> None:  # type: ignore[override]  # nothing to be trained on by Lightning
+        for optimizer in cast("Any", self.optimizers()):
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("planned", [None, 4])
+def test_the_length_of_manual_optimization_is_not_guessed(
+    target: str, caplog: pytest.LogCaptureFixture, planned: int | None
+) -> None:
+    skerry = _callback(target, **({} if planned is None else {"planned_step_count": planned}))
+    spy = _Spy(skerry)
+    trainer = _fit(_Manual(), skerry, spy, max_epochs=None, max_steps=8)
+    assert trainer.global_step == 8
+    assert [count for count, _ in spy.counts] == [1, 2, 3, 4]
+    assert spy.planned == (planned or 0)
+    assert caplog.text.count("give planned_step_count") == (planned is None)
+
+
+def test_fsdp1_is_refused_by_name(target: str) -> None:
+    strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8, callbacks=[]
+    )
+    with pytest.raises(ValueError, match="strategy=FSDPStrategy"):
+        _callback(target).on_train_start(trainer, Rotation())
+    with RunsClient(target) as runs:
+        assert runs.list_runs() == []

@@ -53,7 +53,7 @@ class Learner(ArrayLearner):
             Versions of the run are added to copies as well. Float32 masters, Lookahead's slow weights and the z of
             schedule-free optimizers are such copies; moments and averages that are only read are not.
         process_group: the ranks that train the model together (DistributedDataParallel, `fully_shard`, tensor
-            parallelism): one learner, of which the first rank exchanges for all. By default all ranks, if
+            parallelism): one learner, each fragment of which one rank exchanges. By default all ranks, if
             torch.distributed is initialised.
 
     The other arguments, and everything else, are as `ArrayLearner` says. With several ranks, every rank makes a Learner

@@ -17,6 +17,9 @@ _MOST_SHARE: Final = 3.0
 _COMPARED_COUNT: Final = 8
 # Other weights of the same size have another direction. Training that turns so far makes them larger.
 _MOST_COSINE: Final = 0.15
+# A delta that moves weights by less than this share of them says nothing of how far the next ones go: they may have had
+# no gradient, or a learning rate of nothing.
+_LEAST_MOVED_SHARE: Final = 1e-4
 _LEAST_NUMEL: Final = 1024  # in smaller vectors directions tell nothing
 _LOOKED_AT_NUMEL: Final = 2**16
 
@@ -53,7 +56,8 @@ class Moves:
                 "the weights were replaced after attaching: load your checkpoint first, then attach; the run's weights "
                 f"win. moved_per_step={size:.3g}, largest_before={largest:.3g}, steps={step_count}",
             )
-        self._sizes.append(size)
+        if moved >= _LEAST_MOVED_SHARE * before:
+            self._sizes.append(size)
 
 
 def _root_mean_square(values: FlatArray) -> float:

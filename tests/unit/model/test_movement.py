@@ -47,6 +47,7 @@ def test_a_faster_round_is_training(last: tuple[float, int]) -> None:
 def test_a_first_delta_and_one_after_standing_still_may_go_anywhere_in_a_small_vector() -> None:
     checked((5.0, 1))
     checked((0.0, 1), (5.0, 1))
+    checked((9e-5, 1), (9e-5, 1), (0.9, 1))
 
 
 def test_a_round_is_compared_with_the_last_eight() -> None:

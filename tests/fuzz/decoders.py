@@ -191,7 +191,7 @@ class _Golden:
 @cache
 def _golden() -> tuple[_Golden, ...]:
     found = []
-    for folder in sorted(_GOLDEN.glob("v*/store/runs/golden/*")):
+    for folder in sorted(_GOLDEN.glob("store/runs/golden/*")):
         if not (folder / "run.json").exists():
             continue
         data = (folder / "run.json").read_bytes()
@@ -242,7 +242,7 @@ def _make_step(source: Random) -> bytes:
         items.insert(0, pick(source, pick(source, golden.trees)["items"]))
     pool = [one["items"] for one in golden.trees]
     changed = msgspec.Raw(mutated_json(source, items, pool))
-    following = {"position": at + 1, "previous": golden.heads[at], "run_uid": golden.spec.uid, "format": 4}
+    following = {"position": at + 1, "previous": golden.heads[at], "run_uid": golden.spec.uid, "format": 1}
     return msgspec.json.encode(golden.trees[at] | following | {"items": changed})
 
 

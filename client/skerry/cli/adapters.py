@@ -84,4 +84,4 @@ def write_adapter(path: Path, like: Path) -> None:
     with replacing(path) as out:
         out.write(header_bytes({key: one.place for key, one in ordered.items()}, metadata))
         for tensor in ordered.values():
-            out.writelines(tensor.pieces(lambda _: None))
+            out.writelines(tensor.pieces())

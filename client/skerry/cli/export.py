@@ -26,6 +26,7 @@ from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
+_STORE_OPTIONS: Final = "skerry_syncer.store.maintenance.options"
 # From the nearest place to the furthest.
 _PLACES: Final = (
     ParameterSource.COMMANDLINE,
@@ -132,7 +133,10 @@ def export(
         raise click.BadParameter(f"is a folder; name a file in it. path={out_path}", param_hint="--out")
     if file_format in _FOLDERS:
         out_path = _prepared(out_path, like, file_format)
-    if _is_stored(click.get_current_context()):
+    context = click.get_current_context()
+    if _is_stored(context):
+        (option,) = (parameter for parameter in context.command.params if parameter.name == "store_url")
+        importlib.import_module(_STORE_OPTIONS).STORE.convert(store_url, option, context)
         source = importlib.import_module(_STORE_READER).stored_weights(store_url, run, uid, position)
     else:
         source = _downloaded(client, run, uid, position)

@@ -159,6 +159,8 @@ class Policy:
         Raises:
             ValueError: an unknown field, one out of range, or values that are no policy's.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a policy is a JSON object. values={str(values)[:80]}")  # noqa: TRY004 - a file may hold anything
         unknown = values.keys() - {entry.name for entry in dataclasses.fields(cls)}
         if unknown:
             raise ValueError(f"policy field is not known. fields={sorted(unknown)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,6 +21,9 @@ from skerry_syncer.store.objects.interface import read_json
 
 # The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
 LONGEST_S: Final = 365 * 86_400
+# What the messages can hold; another replica's advice has no other numbers either.
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 REASON_PATTERN: Final = "[A-Z0-9_]{0,64}"
 # Learners of one answer: a message holds some thousands.
 _MOST_LISTED: Final = 256
@@ -30,18 +33,18 @@ _MOST_LISTED: Final = 256
 class LearnerReport:
     """A learner's own figures; specified in `skerry/v1/types.proto`."""
 
-    step_count: int = 0
-    token_count: int = 0
-    step_time_s: float = 0.0
+    step_count: _Int64 = 0
+    token_count: _Int64 = 0
+    step_time_s: _Duration = 0.0
     loss: float | None = None
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    adopted: tuple[tuple[str, int], ...] = ()  # (fragment, version)
-    stall_time_s: float = 0.0
+    sent_bytes: _Int64 = 0
+    received_bytes: _Int64 = 0
+    adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
+    stall_time_s: _Duration = 0.0
     is_flushing: bool = False
-    unsent_step_count: int = 0
+    unsent_step_count: _Int64 = 0
     problem: str = ""
-    dropped_step_count: int = 0
+    dropped_step_count: _Int64 = 0
 
 
 @dataclass(frozen=True)

@@ -346,6 +346,7 @@ TRAINING: Final = {
 JOINING: Final = ("GetCapabilities", "GetRun", "CreateRun", "PushDelta", "CommitRun", "PullFragment", "Attach")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("stage", "how"),
@@ -368,6 +369,7 @@ def test_a_replica_that_hangs_delays_acknowledgements_by_seconds(replicas: TwoRe
     assert waited_s < HANG_S
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("method", JOINING)
 def test_a_replica_that_hangs_delays_a_learner_that_joins_by_seconds(replicas: TwoReplicas, method: str) -> None:
@@ -394,6 +396,7 @@ def test_an_idle_learner_attaches_to_another_replica_when_its_own_hangs(replicas
     assert waited_s < HANG_S
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_learner_with_one_target_waits_while_that_hangs_and_takes_a_fresh_connection_that_answers(
     replicas: TwoReplicas,
@@ -415,6 +418,7 @@ def test_a_learner_with_one_target_waits_while_that_hangs_and_takes_a_fresh_conn
         trainer.stop()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_slow_link_is_not_taken_for_a_replica_that_hangs(replicas: TwoReplicas) -> None:
     weights = {"weight": np.random.default_rng(0).normal(size=60_000).astype(np.float32)}

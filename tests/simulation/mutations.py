@@ -108,8 +108,8 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     headers: WeakKeyDictionary[Push, AcceptedItem] = WeakKeyDictionary()
     early: dict[str, DeltaState] = {}
 
-    def begin_noted(self: Push, replica: Any, header: AcceptedItem, budget: Any) -> None:
-        begin(self, replica, header, budget)
+    def begin_noted(self: Push, replica: Any, header: AcceptedItem, budget: Any, client: str) -> None:
+        begin(self, replica, header, budget, client)
         headers[self] = header
 
     async def append_later(self: RunLog, items: Sequence[Item]) -> tuple[Outcome, ...]:

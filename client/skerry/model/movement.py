@@ -8,6 +8,9 @@ from typing import Final
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
+from skerry.runtime.logs import get_logger
+
+_log = get_logger(__name__)
 
 # A jump goes so many times as far a step as any of the deltas before, and as far as from weights to others of their
 # size. A learning rate that rises does not go so far in a round, and training that diverges goes further.
@@ -29,6 +32,7 @@ class Moves:
 
     def __init__(self) -> None:
         self._sizes: deque[float] = deque(maxlen=_COMPARED_COUNT)
+        self._has_warned = False
 
     def check(
         self,
@@ -38,6 +42,9 @@ class Moves:
         step_count: int,  # that it covers, at least 1
     ) -> None:
         """Compares a delta with the weights that it starts from and with the deltas before it; for a worker.
+
+        Weights that turn to another direction are warned of and not refused: a model that is linear, or that a round
+        solves, turns so far too.
 
         Raises:
             StopExchangingError: WEIGHTS_REPLACED: training does not explain it.
@@ -50,7 +57,15 @@ class Moves:
         jumps = size >= _LEAST_RATIO * largest > 0 and _LEAST_SHARE * before <= moved <= _MOST_SHARE * before
         is_alike = len(base) >= _LEAST_NUMEL and before <= _MOST_SHARE * after <= _MOST_SHARE**2 * before
         product = (before**2 + after**2 - moved**2) / 2
-        if jumps or (is_alike and before > 0 and abs(product) <= _MOST_COSINE * before * after):
+        if is_alike and before > 0 and abs(product) <= _MOST_COSINE * before * after and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the weights have turned to another direction. If a checkpoint was loaded after attaching, load it "
+                "first, then attach: the run's weights win",
+                cosine=round(product / (before * after), 3),
+                steps=step_count,
+            )
+        if jumps:
             raise StopExchangingError(
                 "WEIGHTS_REPLACED",
                 "the weights were replaced after attaching: load your checkpoint first, then attach; the run's weights "

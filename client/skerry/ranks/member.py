@@ -77,12 +77,14 @@ class ManyRanks(SingleProcess):
         self._island = Island(group, timeout_s=settings.connect_timeout_s)
         self._closing = ExitStack()
         self._last_work = LastWork()
+        self._work_of_all: LastWork | None = None  # what all ranks left with
         self._failure: SkerryError | None = None
         self._transport: RankTransport
         self._restoring: Future[None] | None = None
         self._reports: list[RankReport] = []
         self._call = ""
         self._has_agreed = False  # all ranks leave after this step
+        self._is_joining = True
         with self._together():
             own = TorchParameters(model, copies)
             self._closing.callback(own.release)
@@ -142,6 +144,7 @@ class ManyRanks(SingleProcess):
             self._take_share(owners, number)
         self._parameters.take_changed()
         self._meet("join")
+        self._is_joining = False
 
     def _take_share(self, owners: Sequence[int], number: int) -> None:
         """Has one of the owners attach, and exchange its share of the fragments from now on."""
@@ -194,8 +197,10 @@ class ManyRanks(SingleProcess):
                 self._flush(lambda: exchange.is_decided, timeout_s, is_last=True)
             ends = [report.told for report in self._meet("leave", (exchange.last_work, is_loaded))]
             work = reduce(or_, (last_work for last_work, _ in ends))
-            self._last_work = replace(work, is_loaded=all(loaded for _, loaded in ends) if load_merged else None)
+            is_loaded = all(loaded for _, loaded in ends) if load_merged else None
+            self._work_of_all = replace(work, is_loaded=is_loaded)
         self.close()
+        self._last_work = self._work_of_all
         return self._last_work
 
     def count_from(self, step_count: int, token_count: int) -> None:
@@ -240,7 +245,7 @@ class ManyRanks(SingleProcess):
 
     def _say_left(self, work: LastWork) -> None:
         if self._island.rank == 0:
-            super()._say_left(self._last_work or work)
+            super()._say_left(work if self._work_of_all is None else self._work_of_all)
 
     @property
     def view(self) -> View:
@@ -299,7 +304,8 @@ class ManyRanks(SingleProcess):
         self._reports = reports = self._island.all_gather(own)
         self._check(reports)
         self._boundary.take_turns([report.waiting for report in reports])
-        loop.call_soon_threadsafe(self._transport.hear, reports[0].heard)
+        if self._island.rank and (self._is_joining or self._boundary.exchanges):
+            loop.call_soon_threadsafe(self._transport.hear, reports[0].heard)
         failures = [report.view.failure for report in reports if report.view.failure]
         if failures and own.view.failure is None:
             loop.call_soon_threadsafe(exchange.stop, failures[0])

@@ -11,7 +11,7 @@ from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
-from skerry_syncer.access.caller import check_enrolled
+from skerry_syncer.access.caller import author, check_enrolled
 from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     check_tensors,
@@ -98,7 +98,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(header.run_uid, "run uid")
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
         check_enrolled(replica.state.policy)  # it may have attached before the run said whom it takes
-        push = await begin_push(replica, header_from_message(header), self._host.budget)
+        push = await begin_push(replica, header_from_message(header), self._host.budget, _client(context))
         try:
             while (request := await self._next(push, request_iterator)) is not None:
                 match request.WhichOneof("kind"):
@@ -180,7 +180,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             ref, blobs = plan.objects[index].ref, replica.blobs
             try:
                 read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
-                async with aclosing(read), aclosing(self._held(read)) as pieces:
+                async with aclosing(read), aclosing(self._held(read, _client(context))) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
                         yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
@@ -193,17 +193,17 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 await replica.log.tail()
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 
-    async def _held(self, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def _held(self, pieces: AsyncIterator[bytes], client: str) -> AsyncGenerator[bytes, None]:
         """Yields the pieces. A piece is read once the one before was sent and the budget has room for another."""
         while True:
-            await self._host.budget.reserve(STREAM_CHUNK_BYTES)
+            await self._host.budget.reserve(client, STREAM_CHUNK_BYTES)
             try:
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
                 yield piece
             finally:
-                self._host.budget.release(STREAM_CHUNK_BYTES)
+                self._host.budget.release(client, STREAM_CHUNK_BYTES)
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
@@ -238,6 +238,11 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             if entry.position > after:
                 for event in events_of(state, entry, outcomes):
                     yield event
+
+
+def _client(context: Any) -> str:
+    """Returns who calls: its identity, or without roles its connection."""
+    return author() or str(context.peer())
 
 
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:

@@ -8,7 +8,7 @@ they are sent. A part's memory is reserved whole before its first byte is read. 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 import numpy as np
@@ -23,47 +23,67 @@ from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 from skerry.wire.quantise import quantised_squared_norms
 from skerry_syncer.errors import SyncerError, from_wire
 
+# Of a budget, for one client: 64 MiB by default, which fills 5 Gbit/s at a round trip of 100 ms.
+_MOST_SHARE: Final = 1 / 8
 # A part's frames are kept for the merge if they decompress to at most this many times its size.
 _MOST_KEPT_TIMES: Final = 2
 
 
 class ByteBudget:
-    """Reserves memory in the order of the requests; for the tasks of one loop."""
+    """Reserves memory in the order of the requests; for the tasks of one loop.
+
+    A client that holds an eighth of it waits, and others pass it: one that stops in the middle of its transfers keeps
+    no more from them.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         """Reserves up to `limit_bytes` at a time; a larger request is let in alone."""
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
         self.peak_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._held: Counter[str] = Counter()
+        self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
-    async def reserve(self, size_bytes: int) -> None:
-        """Returns when the caller may hold `size_bytes`, which it must `release`."""
+    @property
+    def used_bytes(self) -> int:
+        """The memory that all clients hold."""
+        return self._held.total()
+
+    async def reserve(self, client: str, size_bytes: int) -> None:
+        """Returns when the client may hold `size_bytes`, which must be released."""
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, granted))
+        self._waiting.append((client, size_bytes, granted))
         self._grant()
         try:
             await granted
         except asyncio.CancelledError:
-            self.release(0 if granted.cancelled() else size_bytes)
+            self.release(client, 0 if granted.cancelled() else size_bytes)
             raise
 
-    def release(self, size_bytes: int) -> None:
-        """Returns bytes to the budget."""
-        self.used_bytes -= size_bytes
+    def release(self, client: str, size_bytes: int) -> None:
+        """Returns a client's bytes to the budget."""
+        self._held[client] -= size_bytes
+        if not self._held[client]:
+            del self._held[client]
         self._grant()
 
     def _grant(self) -> None:
-        """Grants what fits, in order: a large request that waits is not overtaken for ever."""
-        while self._waiting:
-            size_bytes, granted = self._waiting[0]
-            if not granted.cancelled():
-                if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:
-                    return
-                self.used_bytes += size_bytes
-                self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        """Grants what fits, in order: of the clients that hold less than their share, none is overtaken for ever."""
+        waiting, self._waiting = self._waiting, deque()
+        used_bytes, is_full = self.used_bytes, False
+        for client, size_bytes, granted in waiting:
+            if granted.cancelled():
+                continue
+            held_bytes = self._held[client]
+            if is_full or (held_bytes and held_bytes + size_bytes > self.limit_bytes * _MOST_SHARE):
+                self._waiting.append((client, size_bytes, granted))
+            elif used_bytes and used_bytes + size_bytes > self.limit_bytes:
+                is_full = True
+                self._waiting.append((client, size_bytes, granted))
+            else:
+                self._held[client] += size_bytes
+                used_bytes += size_bytes
                 granted.set_result(None)
-            self._waiting.popleft()
+        self.peak_bytes = max(self.peak_bytes, used_bytes)
 
 
 class ArrivingPart:

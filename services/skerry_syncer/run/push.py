@@ -42,12 +42,13 @@ MAX_COUNT: Final = 2**53  # of steps and tokens: counts above it are not exact a
 class Push:
     """One call of PushDelta. Call the methods in the order of the messages, and `abandon` at the end in any case."""
 
-    def __init__(self, replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> None:
+    def __init__(self, replica: RunReplica, header: AcceptedItem, budget: ByteBudget, client: str) -> None:
         """Takes what `begin_push` has checked: the item that the push is to append, without its parts and digest."""
         self._replica = replica
         self._header = header
         self._layout = replica.state.fragments[header.fragment].layout
         self._budget = budget
+        self._client = client
         self._arriving: ArrivingPart | None = None
         self._storing: asyncio.Task[None] | None = None  # the part before it
         # Shared by all open calls of the delta, so that the one that completes it need not list the store.
@@ -72,7 +73,7 @@ class Push:
     async def abandon(self) -> None:
         """Releases the memory of the parts that are not stored yet; stored ones stay."""
         if self._arriving is not None:
-            self._budget.release(self._arriving.limit_bytes)
+            self._budget.release(self._client, self._arriving.limit_bytes)
             self._arriving = None
         if self._storing is not None:
             self._storing.cancel()
@@ -97,7 +98,7 @@ class Push:
             )
         codecs = _WEIGHT_CODECS if self._header.base_version == INITIAL_BASE else _DELTA_CODECS
         part = ArrivingPart(self._layout, first, numel, codecs=codecs, limit_bytes=size_bytes or MAX_PART_BYTES)
-        await self._budget.reserve(part.limit_bytes)
+        await self._budget.reserve(self._client, part.limit_bytes)
         self._arriving = part
 
     async def feed(self, data: bytes | memoryview) -> None:
@@ -131,7 +132,7 @@ class Push:
         await self.all_stored()
         self._arriving = None
         self._storing = asyncio.create_task(self._store(part, digest.hex()))
-        self._storing.add_done_callback(lambda _: self._budget.release(part.limit_bytes))
+        self._storing.add_done_callback(lambda _: self._budget.release(self._client, part.limit_bytes))
 
     async def all_stored(self) -> None:
         """Returns when no part is being stored; raises if the last one could not be."""
@@ -223,7 +224,7 @@ def _overlap(parts: Iterable[tuple[int, int]]) -> bool:
     return any(first + count > other for (first, count), (other, _) in pairwise(sorted(parts)))
 
 
-async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudget) -> Push:
+async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudget, client: str) -> Push:
     """Returns a push for a valid header; a delta of enough steps announces its round to all attached learners.
 
     The log is folded to its end before a header is refused.
@@ -240,7 +241,7 @@ async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudg
         raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
     if header.delta not in replica.state.deltas and header.base_version != INITIAL_BASE:
         replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
-    return Push(replica, header, budget)
+    return Push(replica, header, budget, client)
 
 
 def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:

@@ -132,3 +132,4 @@ def test_all_ranks_may_follow_their_optimizers(target: str, tmp_path: Path) -> N
     assert (stats.step_count, stats.token_count, stats.unsent_step_count) == (7, 7 * 21, 0)
     assert stats.deltas_acknowledged > 0
     assert first["has_merged"]
+    assert first["has_merged"].is_loaded is True

@@ -18,52 +18,68 @@ LAYOUT = FragmentLayout("body", (TensorSpec("a", (32, 32)), TensorSpec("b", (32,
 
 async def test_parts_within_the_budget_do_not_wait() -> None:
     budget = ByteBudget(100)
-    await budget.reserve(60)
-    await budget.reserve(40)
+    await budget.reserve("a", 60)
+    await budget.reserve("b", 40)
     assert budget.used_bytes == 100
-    budget.release(60)
-    budget.release(40)
+    budget.release("a", 60)
+    budget.release("b", 40)
     assert (budget.used_bytes, budget.peak_bytes) == (0, 100)
 
 
 async def test_a_part_that_does_not_fit_waits_until_it_does() -> None:
     budget = ByteBudget(100)
-    await budget.reserve(80)
-    waiting = asyncio.create_task(budget.reserve(40))
+    await budget.reserve("a", 80)
+    waiting = asyncio.create_task(budget.reserve("b", 40))
     await asyncio.sleep(0)
     assert not waiting.done()
-    budget.release(80)
+    budget.release("a", 80)
     await waiting
     assert budget.used_bytes == 40
 
 
 async def test_a_part_that_is_larger_than_the_budget_is_let_in_alone_and_is_not_overtaken() -> None:
     budget = ByteBudget(100)
-    await budget.reserve(10)
-    waiting, behind = asyncio.create_task(budget.reserve(300)), asyncio.create_task(budget.reserve(10))
+    await budget.reserve("a", 10)
+    waiting, behind = asyncio.create_task(budget.reserve("b", 300)), asyncio.create_task(budget.reserve("c", 10))
     await asyncio.sleep(0)
     assert (waiting.done(), behind.done()) == (False, False)
-    budget.release(10)
+    budget.release("a", 10)
     await waiting
     assert not behind.done()
-    budget.release(300)
+    budget.release("b", 300)
     await behind
 
 
 async def test_who_gives_up_waiting_holds_nothing_and_holds_up_nobody() -> None:
     budget = ByteBudget(100)
-    await budget.reserve(50)
-    hasty, patient = asyncio.create_task(budget.reserve(60)), asyncio.create_task(budget.reserve(50))
+    await budget.reserve("a", 50)
+    hasty, patient = asyncio.create_task(budget.reserve("b", 60)), asyncio.create_task(budget.reserve("c", 50))
     await asyncio.sleep(0)
     hasty.cancel()
     await patient
     assert budget.used_bytes == 100
-    granted = asyncio.create_task(budget.reserve(50))
+    granted = asyncio.create_task(budget.reserve("d", 50))
     await asyncio.sleep(0)
-    budget.release(50)  # grants it, in the moment in which it is cancelled
+    budget.release("a", 50)  # grants it, in the moment in which it is cancelled
     granted.cancel()
     await asyncio.wait([granted])
     assert budget.used_bytes == 50
+
+
+async def test_a_client_that_stops_in_its_transfers_keeps_an_eighth_of_the_budget_from_the_others() -> None:
+    budget = ByteBudget(800)
+    stopped = [asyncio.create_task(budget.reserve("stopped", 50)) for _ in range(100)]
+    await asyncio.sleep(0)
+    for number in range(7):
+        await budget.reserve(f"other {number}", 100)
+    assert budget.used_bytes == 800
+    assert sum(task.done() for task in stopped) == 2
+    budget.release("stopped", 50)
+    await asyncio.sleep(0)
+    assert sum(task.done() for task in stopped) == 3
+    for task in stopped:
+        task.cancel()
+    await asyncio.wait(stopped)
 
 
 def _arrived(data: bytes, limit_bytes: int) -> ArrivingPart:

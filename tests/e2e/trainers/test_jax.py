@@ -124,6 +124,7 @@ def test_a_checkpoint_that_is_restored_after_attaching_is_warned_of(
 
     learner = JaxLearner(drawn(0), target=target, run="fit", learner_id="us", create=True, policy=QUICK)
     params = drawn(1)
+    assert learner.params.keys() == params.keys()
     while not learner.stats.deltas_acknowledged:
         params = learner.step(jax.tree.map(lambda leaf: leaf - 1e-3, params), tokens=1)
     learner.close()

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -410,13 +411,17 @@ class Network:
         asyncio.get_running_loop().call_later(_REPEATED_CALL_S, again.break_off, context=OUTSIDE)
 
 
+# What a method asks of its call's context.
+_CONTEXT: Final = SimpleNamespace(peer=lambda: "simulated")
+
+
 async def _serve(call: Call, method: Method) -> None:
     """Answers a call as gRPC's server does: what the method raises becomes a status, a broken call a cancellation."""
     call.is_served = True
     argument = call.requests() if method.takes_stream else await call.up.take()
     try:
         if method.gives_stream:
-            responses = method.behaviour(argument, None)
+            responses = method.behaviour(argument, _CONTEXT)
             try:
                 async for response in responses:
                     await call.down.room()
@@ -424,7 +429,7 @@ async def _serve(call: Call, method: Method) -> None:
             finally:
                 await responses.aclose()
         else:
-            call.respond(await method.behaviour(argument, None), is_last=True)
+            call.respond(await method.behaviour(argument, _CONTEXT), is_last=True)
     except asyncio.CancelledError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost edge

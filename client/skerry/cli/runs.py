@@ -69,7 +69,7 @@ Examples:
 """
 )
 def runs() -> None:
-    """Create, show, change, upgrade, close and delete runs."""
+    """Create, show, change, close and delete runs."""
 
 
 @runs.command("list", epilog="\b\nExample:\n  skerry runs list --json | jq -r '.[].name'")

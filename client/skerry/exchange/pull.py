@@ -155,8 +155,6 @@ class _Download:
         pieces = []
         async with self._opened(request) as received:
             async for piece in received:  # to the call's end, so that it need not be cancelled
-                if left <= 0:
-                    break  # a syncer of an earlier version goes on
                 pieces.append(piece)
                 left -= len(piece.data)
         if left > 0:

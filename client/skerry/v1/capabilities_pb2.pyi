@@ -56,9 +56,7 @@ class GetCapabilitiesResponse(_message.Message):
     server_version: _builtins.str
     """Version of the server's software, for people."""
     max_message_size_bytes: _builtins.int
-    """Largest message of CreateRun, Attach and PushDelta in bytes; 4 MiB. Messages of all other methods have at most
-    1 MiB. The server sends no larger message than this field says.
-    """
+    """Largest message of any method in bytes, in both directions; 4 MiB."""
     max_frame_numel: _builtins.int
     """Most elements in one frame."""
     max_fragment_numel: _builtins.int

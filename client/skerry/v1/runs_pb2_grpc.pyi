@@ -130,7 +130,7 @@ class RunsStub:
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_DRAFT: the run is not committed yet.
-    - RUN_CLOSED: the run is closing or closed.
+    - RUN_CLOSED: the run is closed.
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
       collected or is forgotten.
     """
@@ -248,7 +248,7 @@ class RunsAsyncStub(RunsStub):
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_DRAFT: the run is not committed yet.
-    - RUN_CLOSED: the run is closing or closed.
+    - RUN_CLOSED: the run is closed.
     - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
       collected or is forgotten.
     """
@@ -405,7 +405,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_NOT_FOUND: no run has that name or uid.
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_DRAFT: the run is not committed yet.
-        - RUN_CLOSED: the run is closing or closed.
+        - RUN_CLOSED: the run is closed.
         - VERSION_NOT_FOUND: there is no such position, a fragment had no version then, or that version was
           collected or is forgotten.
         """

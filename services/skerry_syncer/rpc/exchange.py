@@ -99,9 +99,12 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(header.run, header.run_uid, seen_position=header.seen_position)
         check_enrolled(replica.state.policy)  # it may have attached before the run said whom it takes
         push = await begin_push(replica, header_from_message(header), self._host.budget, _client(context))
+        is_repeated = push.known is not None
         try:
             while (request := await self._next(push, request_iterator)) is not None:
                 match request.WhichOneof("kind"):
+                    case "part" | "data" | "part_end" if is_repeated:
+                        continue  # its bytes are durable
                     case "part":
                         await push.begin_part(request.part.first, request.part.numel, request.part.size_bytes)
                     case "data":

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from skerry.cli.main import cli
 from skerry_syncer import command
 from skerry_syncer.run.host import HostSettings
+from skerry_syncer.server import ServerSettings
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import LocalObjects
@@ -55,10 +56,13 @@ def main(events_path: str, seed: str, *options: str) -> None:
         objects = open_objects(url, **options)
         return FaultyStore(objects, board) if isinstance(objects, LocalObjects) else objects
 
-    settings = partial(HostSettings, replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
+    host = HostSettings(replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
     break_as_told()
     obey(control)
-    with patch.object(command, "open_objects", opened), patch.object(command, "HostSettings", settings):
+    with (
+        patch.object(command, "open_objects", opened),
+        patch.object(command, "ServerSettings", partial(ServerSettings, host=host)),
+    ):
         cli.main(["serve", *options], prog_name="skerry")
 
 

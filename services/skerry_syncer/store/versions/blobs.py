@@ -170,10 +170,6 @@ class Blobs:
         """Returns a part's frames and forgets them; nothing if they are not in memory."""
         return self._parts.take(ref.name)
 
-    def kept_frames(self, ref: ObjectRef) -> Sequence[Frame]:
-        """Returns a part's frames; nothing if they are not in memory."""
-        return self._parts.get(ref.name)
-
     async def part_frames(
         self, ref: ObjectRef, *, at_once_bytes: int = _AT_ONCE_BYTES
     ) -> AsyncIterator[bytes | memoryview]:

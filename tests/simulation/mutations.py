@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import msgspec
 import pytest
 
 from skerry.algorithm.rebase import Ledger
@@ -25,6 +24,7 @@ from skerry.exchange.states import Idle, Sending
 from skerry.net.grpc_transport import error_from_rpc
 from skerry.net.liveness import Vigil
 from skerry.v1 import exchange_pb2, types_pb2
+from skerry_syncer.errors import fenced
 from skerry_syncer.rounds.engine import Decisions, RoundEngine
 from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
@@ -220,10 +220,13 @@ def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     """A session that never was can't take over a learner that has one."""
     attach = RunReplica.attach
 
-    async def attach_late(self: RunReplica, item: SessionItem) -> None:
-        await attach(self, msgspec.structs.replace(item, seen_position=1))
+    async def attach_first(self: RunReplica, item: SessionItem) -> None:
+        known = self.state.learners.get(item.learner)
+        if known is not None and known.session != item.session:
+            raise fenced(item.learner)
+        await attach(self, item)
 
-    patch.setattr(RunReplica, "attach", attach_late)
+    patch.setattr(RunReplica, "attach", attach_first)
 
 
 def _forgets_a_fate(patch: pytest.MonkeyPatch) -> None:
@@ -324,7 +327,7 @@ MUTATIONS: Final = (
     ),
     Mutation("never takes its turn", _never_takes_its_turn, "calm", 1, "all work is merged"),
     Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
-    Mutation("changes an old policy", _changes_an_old_policy, "roll-backs", 0, "a change of the policy"),
+    Mutation("changes an old policy", _changes_an_old_policy, "everything", 9, "a change of the policy"),
     Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
     Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
     Mutation("does not wait behind", _does_not_wait_behind, "sleepers", 1, "no process supersedes"),

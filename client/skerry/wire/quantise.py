@@ -218,8 +218,10 @@ def check_range_array(name: str, array: NDArray[np.float32]) -> None:
 def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: Cut) -> NonFiniteError:
     """Return the error that names the first of a cut's `values` that its codec cannot carry."""
     limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
-    at = int(np.argmin(np.abs(values) <= limit))
-    index = layout.tensor_at(cut.first + at)
+    offset = int(np.argmin(np.abs(values) <= limit))
+    index = layout.tensor_at(cut.first + offset)
     return NonFiniteError(
-        tensor=layout.tensors[index].name, element=cut.first + at - layout.offsets[index], value=float(values[at])
+        tensor=layout.tensors[index].name,
+        element=cut.first + offset - layout.offsets[index],
+        value=float(values[offset]),
     )

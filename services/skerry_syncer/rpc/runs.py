@@ -119,7 +119,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 check_name(request.page_token, "run")
             except BadNameError as error:
                 raise bad_request("page_token is not from an earlier answer") from error
-        found = [(name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token]
+        names = [(name, uid) for name, uid in await self._host.store.list_runs() if name > request.page_token]
         opening = asyncio.Semaphore(_OPENED_AT_ONCE)
 
         async def listed(name: str, uid: str) -> types_pb2.Run | None:
@@ -129,7 +129,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         runs: list[types_pb2.Run] = []
         size_bytes = 0
         token = ""
-        for run in await asyncio.gather(*(listed(name, uid) for name, uid in found[:count])):
+        for run in await asyncio.gather(*(listed(name, uid) for name, uid in names[:count])):
             if run is None:
                 continue
             size_bytes += run.ByteSize()
@@ -137,7 +137,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
                 return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
             runs.append(run)
             token = run.name
-        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=found[count - 1][0] if len(found) > count else "")
+        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=names[count - 1][0] if len(names) > count else "")
 
     async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
         """Returns the run as it is now, or None where it is to be left out of a listing.

@@ -370,8 +370,8 @@ class RunReplica:
                 return
             if not isinstance(error, UnreadableDeltaError) or not await self._close_again(closing, error):
                 hint = "restore it from a backup, or keep the weights and lose momentum by `skerry rollback`"
-                at = f"position={self.state.position}"
-                raise UnreadableObjectError(f"state of fragment {key.fragment}", f"{error}. {hint}. {at}") from error
+                facts = f"{error}. {hint}. position={self.state.position}"
+                raise UnreadableObjectError(f"state of fragment {key.fragment}", facts) from error
         else:
             if self.merger.wants_snapshot(key.fragment):
                 await self.merger.snapshot(key.fragment)

@@ -134,10 +134,10 @@ class Store:
 
     async def _open(self, spec: RunSpec) -> Run:
         key = (spec.name, spec.uid)
-        found = self._runs.get(key)
-        if found is None or found.log.failure is not None:
+        opened = self._runs.get(key)
+        if opened is None or opened.log.failure is not None:
             state = None if self._keeps_history else await newest_state(self.objects, spec)
-            if self._runs.get(key) is not found:  # another call opened it meanwhile
+            if self._runs.get(key) is not opened:  # another call opened it meanwhile
                 return await self._open(spec)
             self._runs[key] = Run(
                 self.objects,
@@ -146,11 +146,11 @@ class Store:
                 entropy=self._entropy,
                 workers=self._workers,
                 writer=self._writer,
-                known=self._known.get(key) if found is None else found.log.known,
+                known=self._known.get(key) if opened is None else opened.log.known,
                 state=state,
             )
-            if found is not None:
-                await found.log.close()  # entries that it sent are treated as another process's from now on
+            if opened is not None:
+                await opened.log.close()  # entries that it sent are treated as another process's from now on
         run = self._runs[key]
         await run.log.tail()
         return run

@@ -327,11 +327,11 @@ async def accumulate_deltas(
 
     async def jobs(member: int, delta: AcceptedItem) -> AsyncIterator[Callable[[], None]]:
         for part in delta.parts:
-            kept = run.blobs.take_frames(part)
-            for at in range(0, len(kept), _FRAMES_A_JOB):
-                frames: Iterable[Frame] = kept[at : at + _FRAMES_A_JOB]
+            in_memory = run.blobs.take_frames(part)
+            for start in range(0, len(in_memory), _FRAMES_A_JOB):
+                frames: Iterable[Frame] = in_memory[start : start + _FRAMES_A_JOB]
                 yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
-            if not kept:
+            if not in_memory:
                 async for batch in frame_batches(run.blobs.part_frames(part), part.first, part.numel):
                     frames = parse_frames(batch.data)  # parsed by the job that goes over them
                     yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)

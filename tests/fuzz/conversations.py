@@ -2,7 +2,8 @@
 
 A finding is an answer without a reason of this project's, INTERNAL, an error in the syncer's log, a call that is not
 answered in time, or a syncer that no longer merges an honest learner's delta after all of it. And the other way round:
-a learner whose syncer's answers are changed trains on and exchanges again once they are right.
+a learner whose syncer's answers are changed trains on, without a defect in its log and in bounded time and memory, and
+exchanges again once they are right.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import random
+import resource
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -38,7 +40,7 @@ from skerry_syncer.store.objects.opening import open_objects
 from tests.fuzz.campaign import Finding, Result
 from tests.fuzz.mutations import mutated_bytes, mutated_message, pick
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.heard_logs import Line, logs_told_to, quiet_logs
+from tests.support.heard_logs import Line, logs_told_to
 from tests.support.quadratic import QUICK as QUADRATIC_POLICY
 from tests.support.quadratic import Quadratic
 from tests.support.raw_learner import (
@@ -65,6 +67,8 @@ _A_RUN: Final = 200
 # Learners that are misled at the same time: each waits more than it works.
 _AT_ONCE: Final = 10
 _MISLED_S: Final = 1.5  # for which each learner is misled
+_LEAVES_WITHIN_S: Final = 15.0
+_LEARNERS_BOUND_BYTES: Final = 2**30  # of all of them, beyond what the process has before
 # gRPC's own, where it ends a call by itself.
 _OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
 _KINDS: Final = {
@@ -192,7 +196,7 @@ def _written(lines: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class _Complaints:
-    """Collects what the syncer logs as an error."""
+    """Collects the lines with a traceback that this process logs."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -358,30 +362,41 @@ async def _misled(liar: _Liar, number: int, until_s: float) -> tuple[bool, str]:
     return True, ""
 
 
-async def _against_learner(seed: str, seconds: float) -> Result:
+async def _against_learner(seed: str, seconds: float, complaints: _Complaints) -> Result:
     result = Result()
     numbers = itertools.count()
-    end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
+    end_s, size_bytes = time.monotonic() + seconds, _peak_bytes()
 
     async def mislead(port: int) -> None:
         while time.monotonic() < end_s:
             number = next(numbers)
             liar = _Liar(f"127.0.0.1:{port}", random.Random(f"{seed} {number}"))
-            went_on, wrong = await _misled(liar, number, min(time.monotonic() + _MISLED_S, end_s))
-            if wrong:
-                result.findings.append(Finding(wrong, _lies(liar.told)))
+            until_s = min(time.monotonic() + _MISLED_S, end_s)
+            went_on, wrong = await _misled(liar, number, until_s)
+            if not wrong and (late_s := time.monotonic() - until_s) > _LEAVES_WITHIN_S:
+                wrong = f"left {late_s:.0f} s late"
+            for complaint in [wrong, *complaints.found]:
+                if complaint:
+                    result.findings.append(Finding(complaint, _lies(liar.told)))
+            complaints.found.clear()
             result.accepted += liar.lies if went_on else 1
             result.inputs += liar.lies
 
     async with serving(open_objects("memory://"), LOCAL) as server, asyncio.TaskGroup() as tasks:
         for _ in range(_AT_ONCE):
             tasks.create_task(mislead(server.port))
-    result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
+    result.grown_bytes = _peak_bytes() - size_bytes
+    if result.grown_bytes > _LEARNERS_BOUND_BYTES:
+        result.findings.append(Finding(f"{result.grown_bytes >> 20} MiB more", b""))
     return result
 
 
+def _peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def _lies(told: Iterable[Message]) -> bytes:
-    return _written((type(one).__name__, one.SerializeToString()) for one in told)
+    return _written((type(lie).__name__, lie.SerializeToString()) for lie in told)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -392,8 +407,8 @@ def _innermost(error: BaseException) -> BaseException:
 
 def against_learner(seed: str, seconds: float) -> Result:
     """Returns what came of changing a syncer's answers to a learner."""
-    quiet_logs()
-    return asyncio.run(_against_learner(seed, seconds))
+    with _listening() as complaints:
+        return asyncio.run(_against_learner(seed, seconds, complaints))
 
 
 TARGETS: Final = {"calls": against_syncer, "answers": against_learner}

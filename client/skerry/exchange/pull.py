@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 from skerry.algorithm.rebase import FlatArray
@@ -126,25 +127,25 @@ class _Download:
             async def begun() -> list[v1.PullData]:
                 return [piece async for piece in pieces]
 
-            await self._apply_stretches([begun, *self._fetches(sent_bytes=self._request.limit_bytes)])
+            await self._apply_stretches(chain([begun], self._fetches(sent_bytes=self._request.limit_bytes)))
 
     async def _apply_stretches(self, fetches: Iterable[_Fetch]) -> None:
         async with aclosing(in_order(fetches, self._lane_count)) as stretches:
             async for stretch in stretches:
                 await self._apply(stretch)
 
-    def _fetches(self, *, sent_bytes: int) -> list[_Fetch]:
-        """Returns the fetches of the rest of what is wanted, but for `sent_bytes` that another call sends of it."""
+    def _fetches(self, *, sent_bytes: int) -> Iterator[_Fetch]:
+        """Yields the fetches of the rest of what is wanted, but for `sent_bytes` that another call sends of it.
+
+        They are made as they are begun: a plan may say of an object that it is larger than any memory.
+        """
         assert self._applier is not None  # the plan is known
-        fetches: list[_Fetch] = []
-        index, offset = self._place
-        while index < len(self._applier.plan.objects):
-            size_bytes = self._applier.plan.objects[index].size_bytes
-            sent = min(sent_bytes, size_bytes - offset)
-            starts = range(offset + sent, size_bytes, self._request.limit_bytes)
-            fetches += [partial(self._fetch, index, at) for at in starts]
-            sent_bytes, offset, index = sent_bytes - sent, 0, index + 1
-        return fetches
+        start_index, offset = self._place
+        for index, described in enumerate(self._applier.plan.objects[start_index:], start_index):
+            sent = min(sent_bytes, described.size_bytes - offset)
+            for start in range(offset + sent, described.size_bytes, self._request.limit_bytes):
+                yield partial(self._fetch, index, start)
+            sent_bytes, offset = sent_bytes - sent, 0
 
     async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:
         """Returns the pieces of one stretch of an object."""

@@ -51,7 +51,7 @@ def syncer(
             data = OBJECTS[index][offset : offset + min(7, left)]
             yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
             sent_count, left, offset = sent_count + 1, left - len(data), offset + len(data)
-            if offset == len(OBJECTS[index]):
+            if offset >= len(OBJECTS[index]):
                 index, offset = index + 1, 0
 
     return answer
@@ -99,6 +99,18 @@ async def test_weights_without_the_digest_that_was_announced_are_asked_for_as_a_
     error, requests, _ = await pulled([syncer(digest=b"another")] * 3, lane_bytes=10**6)
     assert isinstance(error, CorruptDownloadError)
     assert [request.limit_bytes for request in requests] == [10**6, 0, 0]
+
+
+async def test_an_object_that_is_said_to_be_larger_than_memory_is_refused_where_it_ends() -> None:
+    def answer(request: v1.PullFragmentRequest) -> Iterator[v1.PullFragmentResponse]:
+        exaggerated = plan(tree_digest(TARGET))
+        exaggerated.plan.objects[0].size_bytes = 2**62
+        for response in syncer()(request):
+            yield exaggerated if response.HasField("plan") else response
+
+    error, requests, _ = await pulled([answer] * 50, lane_bytes=20)
+    assert isinstance(error, CorruptDownloadError)
+    assert len(requests) < 50
 
 
 async def test_a_version_that_the_caller_has_needs_no_bytes() -> None:

@@ -28,7 +28,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.versions.run import Run
 from tests.support.faulty_objects import Effect, Fault
-from tests.unit.syncer.store.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
+from tests.unit.syncer.store.log.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0, 30.0, 90.0])
 FAULTS = st.builds(

@@ -22,7 +22,7 @@ from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from tests.simulation.virtual_time import run_virtual
 from tests.support.long_log import RUN, UID, Synthesis
-from tests.unit.syncer.store.test_run_log import Bench
+from tests.unit.syncer.store.log.test_run_log import Bench
 
 ENTRIES = 2 * CHECKPOINT_EVERY + 300
 PREFIX = run_prefix(RUN, UID)

@@ -15,7 +15,7 @@ from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
 from tests.support.dict_objects import DictObjects
 from tests.support.merge_driver import FRAGMENT, Driver
-from tests.unit.syncer.store.test_replay import LAYOUT, NO_FILES, assert_same_bits, trained
+from tests.unit.syncer.store.versions.test_replay import LAYOUT, NO_FILES, assert_same_bits, trained
 
 
 async def snapshot_refs(driver: Driver, version: int) -> list[ObjectRef]:

@@ -127,21 +127,21 @@ class _Download:
             async def begun() -> list[v1.PullData]:
                 return [piece async for piece in pieces]
 
-            await self._apply_stretches(chain([begun], self._fetches(sent_bytes=self._request.limit_bytes)))
+            rest = self._fetches(*self._place, sent_bytes=self._request.limit_bytes)
+            await self._apply_stretches(chain([begun], rest))
 
     async def _apply_stretches(self, fetches: Iterable[_Fetch]) -> None:
         async with aclosing(in_order(fetches, self._lane_count)) as stretches:
             async for stretch in stretches:
                 await self._apply(stretch)
 
-    def _fetches(self, *, sent_bytes: int) -> Iterator[_Fetch]:
-        """Yields the fetches of the rest of what is wanted, but for `sent_bytes` that another call sends of it.
+    def _fetches(self, object_index: int, offset: int, *, sent_bytes: int) -> Iterator[_Fetch]:
+        """Yields the fetches of what follows the place, but for the first `sent_bytes`, which another call sends.
 
         They are made as they are begun: a plan may say of an object that it is larger than any memory.
         """
         assert self._applier is not None  # the plan is known
-        start_index, offset = self._place
-        for index, described in enumerate(self._applier.plan.objects[start_index:], start_index):
+        for index, described in enumerate(self._applier.plan.objects[object_index:], object_index):
             sent = min(sent_bytes, described.size_bytes - offset)
             for start in range(offset + sent, described.size_bytes, self._request.limit_bytes):
                 yield partial(self._fetch, index, start)

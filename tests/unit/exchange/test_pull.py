@@ -86,8 +86,9 @@ async def test_a_call_that_breaks_is_followed_by_one_for_the_rest() -> None:
     assert received == sum(map(len, OBJECTS))
 
 
-async def test_stretches_of_objects_are_fetched_by_calls_of_their_own() -> None:
-    version, requests, received = await pulled([syncer()] * 20, lane_bytes=20)
+@pytest.mark.parametrize("lane_count", [1, 2, 4])
+async def test_stretches_of_objects_are_fetched_by_calls_of_their_own(lane_count: int) -> None:
+    version, requests, received = await pulled([syncer()] * 20, lane_bytes=20, lane_count=lane_count)
     np.testing.assert_array_equal(version.weights, TARGET)
     sizes = [len(data) for data in OBJECTS]
     places = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, 20)]

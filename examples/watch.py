@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from skerry import RunsClient
-from skerry.net.records import Event
+from skerry.v1.types_pb2 import Event
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
 
@@ -22,7 +22,7 @@ with RunsClient(TARGET) as client:
     waiting = {fragment.name for fragment in client.get_run(run).run.fragments}
     new = set[str]()
     for seen in client.watch(run, after_position=1):  # from its beginning; without after_position: from now on
-        if not isinstance(seen, Event) or seen.version_committed is None:
+        if not isinstance(seen, Event) or not seen.HasField("version_committed"):
             continue
         version = seen.version_committed.version
         print(f"{version.fragment} has version {version.version}")

@@ -32,11 +32,11 @@ from skerry.exchange.session import Session
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
-from skerry.net.records import Run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import exchange_pb2, types_pb2
+from skerry.v1.types_pb2 import Run
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout

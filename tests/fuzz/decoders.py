@@ -21,13 +21,11 @@ from google.protobuf.message import DecodeError, Message
 
 from skerry.cli import policy_text, settings
 from skerry.cli.main import cli
-from skerry.errors import CorruptDownloadError, RefusedError
+from skerry.errors import CorruptDownloadError
 from skerry.exchange.adopt import PlanApplier
 from skerry.net.grpc_transport import error_from_rpc
-from skerry.net.records import Capabilities, Event, Run, RunView, VersionRecord, record_of
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
-from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec, WireError
@@ -458,44 +456,6 @@ def _decode_report(data: bytes) -> LearnerReport:
 
 
 @cache
-def _answers() -> tuple[Message, ...]:
-    """Returns an answer or an event of each kind that a client makes a record of."""
-    (run,) = _run_messages()
-    fate = types.DeltaFate(delta_id="0" * 32, fragment="body", learner_id="us", fate=types.FATE_MERGED, version=3)
-    learner = types.LearnerStatus(learner_id="us", region="r", is_live=True, report=_reports()[0])
-    version = run.versions[0]
-    events = [
-        types.Event(position=1, round_opened=types.RoundOpened(fragment="body", version=2)),
-        types.Event(position=2, delta_accepted=fate),
-        types.Event(position=3, version_committed=types.VersionCommitted(version=version, merged=[fate])),
-        types.Event(position=4, policy_changed=_policy_messages()[1]),
-        types.Event(position=5, rolled_back=types.RolledBack(versions=[version], source_versions=[1])),
-        types.Event(position=6, learner=learner),
-        types.Event(position=7, draining=types.Draining()),
-    ]
-    events[-1].draining.grace.FromSeconds(20)
-    capabilities = capabilities_pb2.GetCapabilitiesResponse(
-        api_version="1", codecs=[types.CODEC_FLOAT32, types.CODEC_INT4], compressors=[types.COMPRESSOR_NONE]
-    )
-    record = runs_pb2.VersionRecord(version=version, position=3, merged=[fate], has_snapshot=True)
-    return (run, runs_pb2.GetRunResponse(run=run, learners=[learner]), record, capabilities, *events)
-
-
-_RECORDS: Final[dict[type[Message], Any]] = {
-    types.Run: Run,
-    runs_pb2.GetRunResponse: RunView,
-    runs_pb2.VersionRecord: VersionRecord,
-    capabilities_pb2.GetCapabilitiesResponse: Capabilities,
-    types.Event: Event,
-}
-
-
-def _decode_answer(data: bytes) -> object:
-    message = _message(_answers, data)
-    return record_of(_RECORDS[type(message)], message)
-
-
-@cache
 def _statuses() -> tuple[Message, ...]:
     from google.protobuf.duration_pb2 import Duration
     from google.rpc import error_details_pb2, status_pb2
@@ -588,7 +548,6 @@ def _decoders() -> Iterable[Decoder]:
     )
     yield Decoder("layouts", partial(_make_message, _run_messages), _decode_layouts, (ValueError, DecodeError))
     yield Decoder("report", partial(_make_message, _reports), _decode_report, (SyncerError, DecodeError))
-    yield Decoder("answer", partial(_make_message, _answers), _decode_answer, (RefusedError, DecodeError))
     yield Decoder("status", partial(_make_message, _statuses), _decode_status, ())
 
 

@@ -18,10 +18,11 @@ from skerry import RunsClient
 from skerry.cli.adapters import write_adapter
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
-from skerry.net.records import Run
 from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
+from skerry.v1.types_pb2 import Run
 from skerry.wire.base_model import BaseModel
+from skerry.wire.messages import untrained_from_messages
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
@@ -141,7 +142,8 @@ def export(
     else:
         source = _downloaded(client, run, uid, position)
     with source as (shown, pull, is_cut):
-        base = BaseModel(shown.untrained, {tensor.name for tensor in shown.tensors}, base_paths)
+        trained = {tensor.name for tensor in shown.tensors}
+        base = BaseModel(untrained_from_messages(shown.untrained), trained, base_paths)
         if file_format == "hf" and base.missing:  # from_pretrained would fill in what is missing at random
             raise click.UsageError(next(base.remarks()))
         _write(shown, pull, out_path, dtype, base)
@@ -176,7 +178,7 @@ def _downloaded(
 
 def _write(run: Run, pull: Any, path: Path, dtype: str, base: BaseModel) -> None:
     before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
-    own = {tensor.name: (tensor.dtype, tensor.shape) for tensor in run.tensors}
+    own = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in run.tensors}
     header, dtypes = checkpoint_header(
         {name: own[name] for fragment in run.fragments for name in fragment.tensors},
         before={name: one.place for name, one in before.items()},

@@ -19,10 +19,12 @@ from skerry import RunsClient
 from skerry.cli import plain, policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
-from skerry.cli.watch_state import learner_state, unmerged_text
+from skerry.cli.watch_state import learner_state, status_word, unmerged_text
 from skerry.cli.weights import read_weights
-from skerry.net.records import LearnerReport, LearnerStatus, Run, Tensor, VersionRecord
+from skerry.exchange.session import policy_of
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
+from skerry.v1.runs_pb2 import VersionRecord
+from skerry.v1.types_pb2 import LearnerStatus, Run, Tensor
 from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy
 
@@ -85,7 +87,7 @@ def list_(client: RunsClient) -> Answer:
     for run in found:
         rows.add_row(
             run.name,
-            run.status,
+            status_word(run.status),
             count_text(_parameter_count(run.tensors)),
             str(len(run.fragments)),
             _version_range(run),
@@ -104,7 +106,8 @@ def show(client: RunsClient, run: str) -> Answer:
     """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
     learners = (_learners(answer.learners), *_unmerged(answer.learners))
-    return plain.to_json(answer), [*_run_parts(answer.run), *learners, "", _policy(answer.run.policy)]
+    policy_now = policy_of(answer.run.policy, Policy())
+    return plain.to_json(answer), [*_run_parts(answer.run), *learners, "", _policy(policy_now)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
@@ -173,10 +176,10 @@ Examples:
 @with_client
 def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Answer:
     """Show a run's policy, or change it. A change takes effect when the next round closes."""
-    current = client.get_run(run).run
+    current = client.get_policy(run)
     if assignments:
-        current = client.set_policy(run, _assigned(assignments, current.policy), base=current.policy)
-    return plain.to_json(current.policy), [_policy(current.policy)]
+        current = client.set_policy(run, _assigned(assignments, current), base=current)
+    return policy_text.to_json(current), [_policy(current)]
 
 
 @runs.command(epilog="\b\nExamples:\n  skerry runs pin demo\n  skerry runs pin demo --position 4711 --remove")
@@ -188,10 +191,10 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Ans
 def pin(client: RunsClient, run: str, *, position: int | None, remove: bool) -> Answer:
     """Keep the weights that a run has at a log position for ever, for roll-backs and exports."""
     current = client.get_run(run).run
-    at = {position or current.position}
-    pins = set(current.policy.pinned_positions)
-    wanted = replace(current.policy, pinned_positions=tuple(sorted(pins - at if remove else pins | at)))
-    pinned = client.set_policy(run, wanted, base=current.policy).policy.pinned_positions
+    policy = policy_of(current.policy, Policy())
+    pin, pins = {position or current.position}, set(policy.pinned_positions)
+    wanted = replace(policy, pinned_positions=tuple(sorted(pins - pin if remove else pins | pin)))
+    pinned = client.set_policy(run, wanted, base=policy).pinned_positions
     return list(pinned), [f"pinned positions: {', '.join(map(str, pinned)) or 'none'}"]
 
 
@@ -267,8 +270,8 @@ def _assigned(assignments: Iterable[str], base: Policy) -> Policy:
 
 
 def _run_parts(run: Run) -> Iterator[RenderableType]:
-    facts = f"{run.status}  {count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
-    yield Text.assemble((run.name, "bold"), f"  {facts}  created {_created_at(run)}")
+    facts = f"{count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
+    yield Text.assemble((run.name, "bold"), f"  {status_word(run.status)}  {facts}  created {_created_at(run)}")
     yield Text(f"uid {run.uid}\n", style="dim")
     shapes = {tensor.name: tensor for tensor in run.tensors}
     newest = {version.fragment: version for version in run.versions}
@@ -290,14 +293,14 @@ def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
     columns = ("learner", "region", "state", "step", "tokens", "loss", "unsent", "dropped", "")
     rows = table(*columns, right=("step", "tokens", "loss", "unsent", "dropped"))
     for learner in learners:
-        report = learner.report or LearnerReport()
+        report = learner.report
         rows.add_row(
             learner.learner_id,
             learner.region or "-",
             learner_state(learner),
             str(report.step_count),
             count_text(report.token_count),
-            "-" if report.loss is None else f"{report.loss:.4f}",
+            f"{report.loss:.4f}" if report.HasField("loss") else "-",
             str(report.unsent_step_count),
             str(report.dropped_step_count),
             report.problem,
@@ -342,4 +345,4 @@ def _parameter_count(tensors: Iterable[Tensor]) -> int:
 
 
 def _created_at(run: Run) -> str:
-    return "-" if run.created_at is None else f"{run.created_at:%Y-%m-%d %H:%M}"
+    return f"{run.created_at.ToDatetime():%Y-%m-%d %H:%M}" if run.HasField("created_at") else "-"

@@ -20,9 +20,11 @@ from skerry.cli.console import as_json, console
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.errors import RunNotFoundError, error_of, is_transient
-from skerry.net.records import Event, RunStatus, RunView
 from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.options import Count, Number
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.types_pb2 import Event
 
 _REDRAWS_PER_S: Final = 4
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
@@ -128,7 +130,7 @@ class Follower:
         self._heard_at_s = 0.0
         self._lock = threading.Lock()
 
-    def messages(self) -> Iterator[RunView | Event]:
+    def messages(self) -> Iterator[WatchStart | Event]:
         """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
 
         Raises:
@@ -152,7 +154,7 @@ class Follower:
     def _is_worth_waiting(self, error: BaseException) -> bool:
         return is_transient(error) or (isinstance(error, RunNotFoundError) and not self.state.position)
 
-    def _one_stream(self) -> Iterator[RunView | Event]:
+    def _one_stream(self) -> Iterator[WatchStart | Event]:
         """Yields a stream's messages, and returns once the run is closed.
 
         Raises:
@@ -184,14 +186,14 @@ class Follower:
         with self._lock:
             return draw(self.state, notice=self._notice)
 
-    def _is_over(self, message: RunView | Event) -> bool:
+    def _is_over(self, message: WatchStart | Event) -> bool:
         """Whether no more events can follow: the run was closed already, or was closed by this event."""
         if isinstance(message, Event):
-            return message.status_changed is RunStatus.CLOSED
+            return message.status_changed == v1.RUN_STATUS_CLOSED
         is_past_wanted = 0 < self._after_position < message.run.position
-        return message.run.status is RunStatus.CLOSED and not is_past_wanted
+        return message.run.status == v1.RUN_STATUS_CLOSED and not is_past_wanted
 
-    def _take(self, message: RunView | Event) -> None:
+    def _take(self, message: WatchStart | Event) -> None:
         with self._lock:
             self._notice = ""
             if self.state.apply(message, self._clock()) is not None:
@@ -220,8 +222,8 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
         click.echo(plain.to_line(plain.to_json(answer)))
         return
     state = WatchState()
-    state.apply(answer, 0.0)
+    state.apply(WatchStart(run=answer.run, learners=answer.learners), 0.0)
     _add_versions(client, state)
-    if answer.run.status is RunStatus.DRAFT:
+    if answer.run.status == v1.RUN_STATUS_DRAFT:
         click.echo("this run is a draft: its initial weights are not complete")
     console().print(draw(state))

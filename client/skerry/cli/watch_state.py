@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.net.records import (
-    DeltaFate,
-    Event,
-    Fate,
-    FateCount,
-    LearnerStatus,
-    RolledBack,
-    RunStatus,
-    RunView,
-    VersionCommitted,
-    VersionRecord,
-)
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.runs_pb2 import VersionRecord
+from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerStatus, RolledBack, VersionCommitted
+from skerry.wire.messages import enum_word
 
 _EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
@@ -45,15 +38,18 @@ class LearnerView:
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
         """Applies a report; a learner that has restarted counts from zero again."""
-        if status.report is None and status.has_left:  # the log's event, which has no figures
-            status = replace(self.status, is_live=False, has_left=True)
+        now = LearnerStatus()
+        now.CopyFrom(status)
+        if status.has_left and not status.HasField("report"):  # the log's event, which has no figures
+            now.CopyFrom(self.status)
+            now.is_live, now.has_left = False, True
         elif not status.fates:  # likewise
-            status = replace(status, fates=self.status.fates)
-        self.status = status
-        report = status.report
-        if report is None:
+            now.fates.extend(self.status.fates)
+        self.status = now
+        if not now.HasField("report"):
             return
-        if report.loss is not None and (not self.losses or self.losses[-1] != report.loss):
+        report = now.report
+        if report.HasField("loss") and (not self.losses or self.losses[-1] != report.loss):
             self.losses.append(report.loss)
         sample = TrafficSample(now_s, report.sent_bytes, report.received_bytes)
         if self.samples and (
@@ -78,7 +74,7 @@ class LearnerView:
     def _rate(self, read: Callable[[TrafficSample], int]) -> float | None:
         if len(self.samples) < 2 or self.samples[-1].at_s <= self.samples[0].at_s:
             report = self.status.report
-            steps_s = 0.0 if report is None else report.step_count * (report.step_time_s or 0.0)
+            steps_s = report.step_count * report.step_time.ToNanoseconds() / 1e9
             return 8 * read(self.samples[-1]) / steps_s if self.samples and steps_s else None
         first, last = self.samples[0], self.samples[-1]
         return 8 * (read(last) - read(first)) / (last.at_s - first.at_s)
@@ -111,7 +107,7 @@ class WatchState:
 
     def __init__(self) -> None:
         self.name = ""
-        self.status = RunStatus.UNSPECIFIED
+        self.status = v1.RUN_STATUS_UNSPECIFIED
         self.position = 0
         self.learners: dict[str, LearnerView] = {}
         self.fragments: dict[str, FragmentView] = {}
@@ -120,11 +116,11 @@ class WatchState:
     @property
     def is_closed(self) -> bool:
         """Whether the run is closed, so that no more events follow."""
-        return self.status is RunStatus.CLOSED
+        return self.status == v1.RUN_STATUS_CLOSED
 
-    def apply(self, message: RunView | Event, now_s: float) -> EventLine | None:
+    def apply(self, message: WatchStart | Event, now_s: float) -> EventLine | None:
         """Applies a message that arrived at `now_s`; returns its event in words, None if none is shown."""
-        if isinstance(message, RunView):
+        if isinstance(message, WatchStart):
             self._start(message, now_s)
             return None
         self.position = max(self.position, message.position)
@@ -138,19 +134,24 @@ class WatchState:
         view = self._fragment(record.version.fragment)
         if record.merged and record.version.version == view.version and view.participation is None:
             self._commit(
-                VersionCommitted(record.version, record.merged, record.update_size_bytes, record.participation)
+                VersionCommitted(
+                    version=record.version,
+                    merged=record.merged,
+                    update_size_bytes=record.update_size_bytes,
+                    participation=record.participation,
+                )
             )
 
     def staleness(self, learner: LearnerView) -> int | None:
         """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
         behind = [
             self.fragments[adopted.fragment].version - adopted.version
-            for adopted in (learner.status.report.adopted if learner.status.report else ())
+            for adopted in learner.status.report.adopted
             if adopted.fragment in self.fragments
         ]
         return max(0, *behind) if behind else None
 
-    def _start(self, start: RunView, now_s: float) -> None:
+    def _start(self, start: WatchStart, now_s: float) -> None:
         self.name, self.status = start.run.name, start.run.status
         self.position = max(self.position, start.run.position)
         newest = {version.fragment: version.version for version in start.run.versions}
@@ -167,7 +168,7 @@ class WatchState:
         view = self.learners.setdefault(status.learner_id, LearnerView(status))
         before = view.status
         view.update(status, now_s)
-        is_again = before.report is not None and status.report is None  # a new session has not reported yet
+        is_again = before.HasField("report") and not status.HasField("report")  # a new session has not reported yet
         return is_new or is_again or before.is_live != status.is_live
 
     def _learner_text(self, status: LearnerStatus, now_s: float) -> str | None:
@@ -176,7 +177,7 @@ class WatchState:
             left = "has finished" if status.has_left else "is lost: its lease ran out"
             return f"{status.learner_id} {'attached' if status.is_live else left}"
         view, report = self.learners[status.learner_id], status.report
-        if report is None or report.problem == view.told_problem:
+        if not status.HasField("report") or report.problem == view.told_problem:
             return None
         view.told_problem = report.problem
         if not report.problem:
@@ -185,33 +186,36 @@ class WatchState:
 
     def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
         text: str | None = None
-        match event:
-            case Event(round_opened=opened) if opened is not None:
+        kind = event.WhichOneof("kind")
+        match kind:
+            case "round_opened":
+                opened = event.round_opened
                 self._fragment(opened.fragment).open_version = opened.version
                 text = f"{opened.fragment} opened the round for version {opened.version}"
-            case Event(delta_accepted=delta) if delta is not None:
-                text = f"{delta.fragment} accepted a delta of {delta.learner_id}"
-            case Event(round_closed=closed) if closed is not None:
+            case "delta_accepted":
+                text = f"{event.delta_accepted.fragment} accepted a delta of {event.delta_accepted.learner_id}"
+            case "round_closed":
+                closed = event.round_closed
                 text = (
                     f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
                 )
                 text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
-            case Event(version_committed=committed) if committed is not None:
-                text = self._commit(committed)
-            case Event(fates_decided=decided) if decided is not None:
-                text = "; ".join(_fate_text(fate) for fate in decided.fates)
-            case Event(policy_changed=policy) if policy is not None:
+            case "version_committed":
+                text = self._commit(event.version_committed)
+            case "fates_decided":
+                text = "; ".join(map(_fate_text, event.fates_decided.fates))
+            case "policy_changed":
                 text = "the policy changed"
-            case Event(rolled_back=rolled) if rolled is not None:
-                text = self._roll_back(rolled)
-            case Event(status_changed=status) if status is not None:
-                self.status = status
-                text = f"the run is {status}"
-            case Event(learner=learner) if learner is not None:
-                text = self._learner_text(learner, now_s)
-            case Event(draining=draining) if draining is not None:
+            case "rolled_back":
+                text = self._roll_back(event.rolled_back)
+            case "status_changed":
+                self.status = event.status_changed
+                text = f"the run is {status_word(self.status)}"
+            case "learner":
+                text = self._learner_text(event.learner, now_s)
+            case "draining":
                 text = "this replica is shutting down"
-        return None if text is None else EventLine(event.position, event.kind, text)
+        return None if text is None else EventLine(event.position, kind or "", text)
 
     def _commit(self, committed: VersionCommitted) -> str:
         view = self._fragment(committed.version.fragment)
@@ -234,6 +238,11 @@ class WatchState:
         return self.fragments.setdefault(name, FragmentView(name))
 
 
+def status_word(status: int) -> str:
+    """Returns a run's status as a lower-case word, for example "open"."""
+    return enum_word(v1.RunStatus.DESCRIPTOR, status)
+
+
 def learner_state(learner: LearnerStatus) -> str:
     """Returns "finished", "lost", "live", or "participating" if its deltas were in a recent round."""
     if not learner.is_live:
@@ -243,8 +252,8 @@ def learner_state(learner: LearnerStatus) -> str:
 
 def unmerged_text(fates: Iterable[FateCount]) -> str:
     """Returns how many of a learner's deltas were not merged, and why; empty if all were."""
-    counts = {(one.fate, one.reason): one.delta_count for one in fates}
-    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] is not Fate.MERGED), reverse=True)
+    counts = {(_fate_word(one.fate), one.reason): one.delta_count for one in fates}
+    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] != "merged"), reverse=True)
     if not others:
         return ""
     causes = ", ".join(f"{count} {fate} ({reason})" if reason else f"{count} {fate}" for count, fate, reason in others)
@@ -252,5 +261,9 @@ def unmerged_text(fates: Iterable[FateCount]) -> str:
 
 
 def _fate_text(fate: DeltaFate) -> str:
-    text = f"{fate.fragment}: a delta of {fate.learner_id} is {fate.fate}"
+    text = f"{fate.fragment}: a delta of {fate.learner_id} is {_fate_word(fate.fate)}"
     return f"{text} ({fate.reason})" if fate.reason else text
+
+
+def _fate_word(fate: int) -> str:
+    return enum_word(v1.Fate.DESCRIPTOR, fate)

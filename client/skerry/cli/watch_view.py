@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, unmerged_text
-from skerry.net.records import LearnerReport
+from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, status_word, unmerged_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
@@ -30,7 +29,7 @@ def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> Rende
 
 
 def _headline(state: WatchState, notice: str) -> Text:
-    line = Text.assemble((state.name, "bold"), f"  {state.status}  position {state.position}")
+    line = Text.assemble((state.name, "bold"), f"  {status_word(state.status)}  position {state.position}")
     live = sum(view.status.is_live for view in state.learners.values())
     taking_part = sum(view.status.is_live and view.status.is_participating for view in state.learners.values())
     line.append(f"  {live} live, {taking_part} participating")
@@ -51,7 +50,7 @@ def _learners(state: WatchState) -> RenderableType:
 
 
 def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
-    status, report = view.status, view.status.report or LearnerReport()
+    status, report = view.status, view.status.report
     word = learner_state(status)
     behind = state.staleness(view)
     yield status.learner_id
@@ -59,13 +58,13 @@ def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     yield Text(word, style=_STATE_STYLES[word])
     yield str(report.step_count)
     yield count_text(report.token_count)
-    yield f"{(report.step_time_s or 0) * 1000:.0f} ms"
-    yield "-" if report.loss is None else f"{report.loss:.4f}"
+    yield f"{report.step_time.ToMilliseconds()} ms"
+    yield f"{report.loss:.4f}" if report.HasField("loss") else "-"
     yield Text(sparkline(view.losses), style="cyan")
     yield rate_text(view.up_bits_per_s)
     yield rate_text(view.down_bits_per_s)
     yield "-" if behind is None else str(behind)
-    yield f"{(report.stall_time_s or 0) * 1000:.0f} ms"
+    yield f"{report.stall_time.ToMilliseconds()} ms"
     yield str(report.unsent_step_count)
     yield str(report.dropped_step_count)
     yield Text(report.problem, style="bold red")

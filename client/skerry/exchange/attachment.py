@@ -20,9 +20,8 @@ from skerry.errors import (
 )
 from skerry.exchange.fragment import FragmentExchange
 from skerry.exchange.push import earlier_delta
-from skerry.exchange.session import Session
+from skerry.exchange.session import Session, policy_of
 from skerry.exchange.states import Idle, behind
-from skerry.net.records import policy_of
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 

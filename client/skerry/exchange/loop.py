@@ -24,13 +24,12 @@ from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange
 from skerry.exchange.join import Joining, find_or_create, warn_of_missing_plan
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import Session
+from skerry.exchange.session import Session, policy_of
 from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
 from skerry.model.fragment_plan import check_same_tensors
 from skerry.model.interface import Parameters
-from skerry.net.records import policy_of
 from skerry.net.transport import Transport
 from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
-from skerry.errors import RunNotFoundError, SkerryError, StopExchangingError, is_transient
+from skerry.errors import RefusedError, RunNotFoundError, SkerryError, StopExchangingError, is_transient
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Parameters
@@ -19,7 +19,9 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.stats import Tally
+from skerry.v1 import types_pb2
 from skerry.wire.layout import FragmentLayout
+from skerry.wire.messages import policy_from_message
 from skerry.wire.policy import Policy
 
 _log = get_logger(__name__)
@@ -251,3 +253,15 @@ class Session(Reader):
             _log.info("the run is closed", **self.facts)
         self.is_closed = True
         self.boundary.wake()
+
+
+def policy_of(message: types_pb2.Policy, base: Policy) -> Policy:
+    """Returns `base` with what an answer's policy sets.
+
+    Raises:
+        RefusedError: BAD_ANSWER: this version does not know the policy.
+    """
+    try:
+        return policy_from_message(message, base)
+    except ValueError as error:
+        raise RefusedError("BAD_ANSWER", f"the policy is not one that this version knows. {error}") from error

@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 from skerry.errors import RefusedError, is_transient
 from skerry.exchange.join import NewRun, create_run
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import Calls, Reader
+from skerry.exchange.session import Calls, Reader, policy_of
 from skerry.exchange.settings import check_policy, check_timeout
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
-from skerry.net.records import Capabilities, Event, FragmentVersion, Run, RunView, VersionRecord, record_of
 from skerry.net.replicas import Connection
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
+from skerry.v1.capabilities_pb2 import GetCapabilitiesResponse
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
+from skerry.v1.types_pb2 import Event, FragmentVersion, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -45,6 +48,8 @@ class RunsClient:
 
     `target` is host:port, or several replicas separated by commas; see `skerry.net.replicas`. `tls` is as for
     `Learner`.
+
+    Answers are messages of `skerry.v1`, whose .proto files specify their fields; the layout of a run is never packed.
 
     Synchronous, for one thread at a time; a context manager. Every method raises SkerryError if the server refuses or
     does not answer. Log positions in answers are remembered and sent along, so that no replica answers from an older
@@ -79,19 +84,22 @@ class RunsClient:
             self._thread.run(self._transport.close())
             self._thread.close()
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> GetCapabilitiesResponse:
         """Returns the server's version, codecs and limits."""
-        request = capabilities_pb2.GetCapabilitiesRequest()
-        return record_of(Capabilities, self._call(lambda at: at.capabilities.GetCapabilities, request))
+        return self._call(lambda at: at.capabilities.GetCapabilities, capabilities_pb2.GetCapabilitiesRequest())
 
-    def get_run(self, name: str, *, uid: str | None = None) -> RunView:
+    def get_run(self, name: str, *, uid: str | None = None) -> GetRunResponse:
         """Returns a run and its learners; with `uid`, only if the name is still that run's."""
         request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
         if uid is not None:
             request.seen_position = self._seen.get(uid, 0)
         response = self._call(lambda at: at.runs.GetRun, request)
         self._seen_run(response.run)
-        return record_of(RunView, response)
+        return response
+
+    def get_policy(self, name: str) -> Policy:
+        """Returns a run's policy."""
+        return policy_of(self.get_run(name).run.policy, Policy())
 
     def list_runs(self) -> list[Run]:
         """Returns every committed run, by name."""
@@ -99,7 +107,7 @@ class RunsClient:
         request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
         while True:
             response = self._call(lambda at: at.runs.ListRuns, request)
-            runs.extend(record_of(Run, run) for run in response.runs)
+            runs.extend(map(_unpacked, response.runs))
             if not response.next_page_token:
                 return runs
             request.page_token = response.next_page_token
@@ -132,11 +140,11 @@ class RunsClient:
 
         return self._seen_run(self._thread.run(create_run(self._calls, InlineWorkers(), new, weights_of)))
 
-    def set_policy(self, name: str, policy: Policy, *, base: Policy | None = None) -> Run:
-        """Returns the run with the fields in which `policy` differs from `base`; the others keep what they are.
+    def set_policy(self, name: str, policy: Policy, *, base: Policy | None = None) -> Policy:
+        """Returns the run's new policy: the fields in which `policy` differs from `base` change, the others stay.
 
-            run = client.get_run("demo").run
-            client.set_policy("demo", replace(run.policy, quorum_count=2), base=run.policy)
+            policy = client.get_policy("demo")
+            client.set_policy("demo", replace(policy, quorum_count=2), base=policy)
 
         Without `base` every field is set.
         """
@@ -144,7 +152,8 @@ class RunsClient:
         request = runs_pb2.SetPolicyRequest(
             request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )
-        return self._seen_run(self._call(lambda at: at.runs.SetPolicy, request).run)
+        run = self._seen_run(self._call(lambda at: at.runs.SetPolicy, request).run)
+        return policy_of(run.policy, Policy())
 
     def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
         """Yields a fragment's versions, newest first, a page at a time as they are asked for."""
@@ -153,7 +162,7 @@ class RunsClient:
         )
         while True:
             response = self._call(lambda at: at.runs.ListVersions, request)
-            yield from (record_of(VersionRecord, version) for version in response.versions)
+            yield from response.versions
             if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
                 return
             request.before_version = response.versions[-1].version.version
@@ -174,7 +183,10 @@ class RunsClient:
                     f"the run has no weights at that position. position={position}, end={run.position}",
                 )
             versions.append(found.version)
-        return replace(run, versions=tuple(versions), position=position)
+        del run.versions[:]
+        run.versions.extend(versions)
+        run.position = position
+        return run
 
     def pull(
         self, run: str | Run, *, progress: Callable[[int, int], None] | None = None
@@ -188,7 +200,7 @@ class RunsClient:
         """
         run = self.get_run(run).run if isinstance(run, str) else run
         targets = {version.fragment: version.version for version in run.versions}
-        layouts = _layouts(run)
+        layouts, _ = messages.layouts_from_messages(run.tensors, run.fragments)
         total, done = sum(layout.numel for layout in layouts), 0
         retry = replace(self._calls.retry, settings=RetrySettings(), is_worth_it=is_transient)
         workers = ThreadWorkers(2)
@@ -242,16 +254,17 @@ class RunsClient:
         self._call(lambda at: at.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
-    def watch(self, name: str, *, after_position: int = 0) -> Iterator[RunView | Event]:
+    def watch(self, name: str, *, after_position: int = 0) -> Iterator[WatchStart | Event]:
         """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
         request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
         responses = self._thread.call(lambda: self._transport.watch(request))
         try:
             while (response := self._thread.run(_next(responses))) is not None:
                 if response.HasField("start"):
-                    yield record_of(RunView, response.start)
+                    _unpacked(response.start.run)
+                    yield response.start
                 else:
-                    yield record_of(Event, response.event)
+                    yield response.event
         finally:
             if not self._thread.is_over:
                 self._thread.run(responses.aclose())
@@ -265,12 +278,11 @@ class RunsClient:
         uid = self._uids.get(name)
         return {} if uid is None else {"run_uid": uid, "seen_position": self._seen[uid]}
 
-    def _seen_run(self, message: types_pb2.Run) -> Run:
+    def _seen_run(self, run: Run) -> Run:
         """Returns the run, and remembers its uid and position."""
-        run = record_of(Run, message)
         self._uids[run.name] = run.uid
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
-        return run
+        return _unpacked(run)
 
     def _call(self, method: Callable[[Connection], Callable[..., Awaitable[R]]], request: object) -> R:
         """Returns the answer to `request` of the method that `method` takes from a connection's stubs."""
@@ -278,11 +290,12 @@ class RunsClient:
         return self._thread.run(self._calls.retry.call(lambda: ask(lambda at: method(at)(request, timeout=timeout_s))))
 
 
-def _layouts(run: Run) -> list[FragmentLayout]:
-    shapes = {tensor.name: tensor.shape for tensor in run.tensors}
-    return [
-        FragmentLayout(one.name, tuple(TensorSpec(name, shapes[name]) for name in one.tensors)) for one in run.fragments
-    ]
+def _unpacked(run: Run) -> Run:
+    try:
+        messages.unpack_layout(run)
+    except ValueError as error:
+        raise RefusedError("BAD_ANSWER", str(error)) from error
+    return run
 
 
 def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:

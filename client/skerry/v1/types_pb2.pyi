@@ -949,13 +949,15 @@ class Run(_message.Message):
         position: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         untrained: _abc.Iterable[Global___UntrainedTensor] | None = ...,
-        packed_layout: _builtins.bytes = ...,
+        packed_layout: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_packed_layout", b"_packed_layout", "created_at", b"created_at", "packed_layout", b"packed_layout", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_packed_layout", b"_packed_layout", "created_at", b"created_at", "fragments", b"fragments", "name", b"name", "packed_layout", b"packed_layout", "policy", b"policy", "position", b"position", "status", b"status", "tensors", b"tensors", "uid", b"uid", "untrained", b"untrained", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__packed_layout: _TypeAlias = _typing.Literal["packed_layout"]  # noqa: Y015
+    _WhichOneofArgType__packed_layout: _TypeAlias = _typing.Literal["_packed_layout", b"_packed_layout"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__packed_layout) -> _WhichOneofReturnType__packed_layout | None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
 

@@ -159,6 +159,13 @@ def enum_to_message(enum: Any, member: StrEnum) -> Any:
     return enum.Value(_prefix(enum) + member.name)
 
 
+def enum_word(enum: Any, number: int) -> str:
+    """Returns the word for a number of an enum's descriptor: "open" for RUN_STATUS_OPEN; "unspecified" if not known."""
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    value = enum.values_by_number.get(number, enum.values_by_number[0])
+    return str(value.name.removeprefix(prefix).lower())
+
+
 def enum_from_message(enum: Any, kind: type[E], number: int) -> E | None:
     """Returns the member of `kind` that has the name of a message's value; None: it has none."""
     name = enum.Name(number).removeprefix(_prefix(enum)) if number in enum.values() else ""

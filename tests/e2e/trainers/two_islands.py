@@ -44,7 +44,7 @@ def train_two_islands(
         killed = islands.enter_context(_island(killed_command, target, "killed", 10**6, folder))
         islands.callback(_kill, killed)
         _wait_for_contributors(runs, run, {"killed"}, folder)
-        base = runs.get_run(run).run.policy
+        base = runs.get_policy(run)
         runs.set_policy(run, replace(base, lease_term_s=2.0), base=base)
         ending = islands.enter_context(_island(command, target, "ending", step_count, folder))
         islands.callback(_kill, ending)

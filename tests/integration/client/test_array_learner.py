@@ -163,7 +163,7 @@ def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) ->
     ArrayLearner(arrays, run="planned", planned_step_count=5000, **options).close()
     ArrayLearner(arrays, run="endless", **options).close()
     with RunsClient(target) as client:
-        planned, endless = (client.get_run(run).run.policy for run in ("planned", "endless"))
+        planned, endless = (client.get_policy(run) for run in ("planned", "endless"))
     assert planned.planned_step_count == 5000
     assert endless.planned_step_count == 0
     assert replace(planned, planned_step_count=0) == endless

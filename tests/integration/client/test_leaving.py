@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from skerry import ArrayLearner, Policy, RunsClient, Stats, leave_on_signal
-from skerry.net.records import Fate, FateCount, LearnerStatus
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
+from skerry.v1.types_pb2 import FATE_QUARANTINED, FateCount, LearnerStatus
 from skerry_syncer.store.log import entries
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
@@ -206,8 +206,8 @@ def test_what_is_quarantined_is_counted_told_once_and_seen_by_observers(undecide
     assert (told[1]["log_level"], told[1]["deltas"]) == ("warning", 2 * fragments)
 
     status = undecided.status()
-    assert FateCount(Fate.QUARANTINED, "norm is an outlier", 2 * fragments) in status.fates
-    assert status.report is not None
+    refused = FateCount(fate=FATE_QUARANTINED, reason="norm is an outlier", delta_count=2 * fragments)
+    assert refused in status.fates
     assert (status.report.problem, status.report.dropped_step_count) == ("QUARANTINED", stats.dropped_step_count)
 
 

@@ -15,7 +15,6 @@ from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.cli.watch import Follower
 from skerry.errors import TryAgainError
-from skerry.net.records import Event
 from skerry.v1 import exchange_pb2
 from skerry.v1 import types_pb2 as v1
 from tests.unit.cli.scripted_syncer import Refusal, Script, WatchStep, serving, small_learner, small_run
@@ -136,4 +135,4 @@ def test_a_run_that_is_created_meanwhile_is_followed() -> None:
     run = script.runs.pop("demo")
     with serving(script) as target, RunsClient(target) as client:
         follower = Follower(client, "demo", wait=lambda _: script.runs.update(demo=run))
-        assert [message.position for message in follower.messages() if isinstance(message, Event)] == [CLOSED.position]
+        assert [message for message in follower.messages() if isinstance(message, v1.Event)] == [CLOSED]

@@ -208,7 +208,7 @@ async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
 
 def _policy_of(target: str, tls: Tls | None = None) -> Policy:
     with RunsClient(target, tls=tls) as client:
-        return client.get_run("fit").run.policy
+        return client.get_policy("fit")
 
 
 def test_help_shows_an_example_without_importing_torch() -> None:

@@ -49,7 +49,7 @@ def test_a_run_records_the_rest_of_its_model_and_wrappers_do_not_matter(target: 
         found = {one.name: one for one in client.get_run("tuned").run.untrained}
     assert found.keys() == FROZEN | BUFFERS
     assert {name for name, one in found.items() if one.digest} == FROZEN
-    assert (found["packed"].shape, found["packed"].dtype) == ((5,), "uint8")
+    assert (tuple(found["packed"].shape), found["packed"].dtype) == ((5,), "uint8")
     _attach(target, Adapted(), "another")
 
 

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.net.records import Fragment, FragmentVersion, Run, Tensor
+from skerry.v1.types_pb2 import FragmentVersion, Run
+from skerry.wire.messages import layouts_to_messages, untrained_to_messages
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import INITIAL_BASE, RunSpec
 from skerry_syncer.store.log.fold import apply_entry
@@ -69,18 +70,13 @@ async def _versions_at(log: RunLog, position: int) -> dict[str, int]:
 
 
 def _record(spec: RunSpec, versions: dict[str, int], position: int) -> Run:
+    tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
     return Run(
         name=spec.name,
         uid=spec.uid,
-        tensors=tuple(
-            Tensor(tensor.name, tensor.shape, spec.dtypes[tensor.name])
-            for layout in spec.fragments
-            for tensor in layout.tensors
-        ),
-        fragments=tuple(
-            Fragment(layout.name, tuple(tensor.name for tensor in layout.tensors)) for layout in spec.fragments
-        ),
-        versions=tuple(FragmentVersion(layout.name, versions[layout.name]) for layout in spec.fragments),
+        tensors=tensors,
+        fragments=fragments,
+        versions=[FragmentVersion(fragment=name, version=version) for name, version in versions.items()],
         position=position,
-        untrained=spec.untrained,
+        untrained=untrained_to_messages(spec.untrained),
     )

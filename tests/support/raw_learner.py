@@ -46,6 +46,11 @@ def snapshot_policy(snapshot_ratio: float) -> types.Policy:
     return policy
 
 
+def delta_values(seed: int = 1, fragment: str = "body") -> Float32s:
+    """Returns a delta of moderate size, the same for the same seed."""
+    return (0.1 * np.random.default_rng(seed).standard_normal(layout(fragment).numel)).astype(np.float32)
+
+
 def hex_id(source: random.Random) -> str:
     return f"{source.getrandbits(128):032x}"
 
@@ -165,10 +170,10 @@ def layout(fragment: str) -> FragmentLayout:
     return next(one for one in LAYOUTS if one.name == fragment)
 
 
-async def create_run(
+async def create_draft(
     stubs: Stubs, name: str = "demo", *, seed: int = 0, policy: types.Policy = QUICK
 ) -> tuple[types.Run, dict[str, Float32s]]:
-    """Creates and commits a run; returns it and its initial weights."""
+    """Creates a run that is not committed; returns it and the initial weights that it has. May be repeated."""
     source = random.Random(f"create {name} {seed}")
     numbers = np.random.default_rng(seed)
     request_id = hex_id(source)
@@ -188,8 +193,19 @@ async def create_run(
             base_version=-1,
         )
         await stubs.exchange.PushDelta(iter(push_messages(header, values, FLOAT32)))
-    committed = await stubs.runs.CommitRun(runs.CommitRunRequest(name=name, run_uid=draft.run.uid))
-    return committed.run, weights
+    return draft.run, weights
+
+
+async def commit(stubs: Stubs, draft: types.Run) -> types.Run:
+    return (await stubs.runs.CommitRun(runs.CommitRunRequest(name=draft.name, run_uid=draft.uid))).run
+
+
+async def create_run(
+    stubs: Stubs, name: str = "demo", *, seed: int = 0, policy: types.Policy = QUICK
+) -> tuple[types.Run, dict[str, Float32s]]:
+    """Creates and commits a run; returns it and its initial weights."""
+    draft, weights = await create_draft(stubs, name, seed=seed, policy=policy)
+    return await commit(stubs, draft), weights
 
 
 def part_messages(
@@ -366,6 +382,12 @@ class RawLearner:
         while isinstance(await self.call.read(), exchange.AttachResponse):
             pass
 
+    async def advance(self, seed: int = 1, fragment: str = "body") -> types.Event:
+        """Pushes a delta from the newest version, and returns the event of the version that it makes."""
+        base = await pull(self.stubs, self.run, fragment)
+        await self.push(self.header(base, fragment), delta_values(seed, fragment))
+        return await self.event("version_committed")
+
     def detach(self) -> None:
         if self.call is not None:
             self.call.cancel()
@@ -399,3 +421,10 @@ class RawLearner:
                 run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
             )
         )
+
+
+async def attached(stubs: Stubs, run: types.Run, name: str = "eu") -> RawLearner:
+    """Returns a learner that has attached; its ids follow from its name."""
+    learner = RawLearner(stubs, run, name, random.Random(name))
+    await learner.attach()
+    return learner

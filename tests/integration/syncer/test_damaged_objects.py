@@ -24,31 +24,21 @@ from skerry_syncer.server import SyncerServer, serving
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.raw_learner import (
-    Float32s,
-    RawLearner,
     Stubs,
+    attached,
     connected,
     create_run,
-    layout,
+    delta_values,
     pull,
     refused,
     snapshot_policy,
 )
 
 
-def _values(seed: int) -> Float32s:
-    return (0.1 * np.random.default_rng(seed).standard_normal(layout("body").numel)).astype(np.float32)
-
-
-async def _trained(stubs: Stubs, run: types.Run, count: int) -> RawLearner:
-    """Returns a learner after it made some versions."""
-    learner = RawLearner(stubs, run, "eu", random.Random(1))
-    await learner.attach()
+async def _trained(stubs: Stubs, run: types.Run, count: int) -> None:
+    learner = await attached(stubs, run)
     for seed in range(count):
-        base = await pull(stubs, run, "body")
-        await learner.push(learner.header(base, "body"), _values(seed))
-        await learner.event("version_committed")
-    return learner
+        await learner.advance(seed)
 
 
 async def _until_snapshots(stubs: Stubs, version: int) -> None:
@@ -110,9 +100,8 @@ async def test_a_replica_that_can_not_rebuild_a_version_keeps_its_streams_and_tr
     files = [path for path in sorted(_folder(store_url, run, "snapshots").rglob("*")) if path.is_file()]
     kept = {path: _harm(path, "flipped") for path in files}
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        learner = RawLearner(stubs, run, "us", random.Random(2))
-        await learner.attach()
-        await learner.push(learner.header(base, "body"), _values(7))
+        learner = await attached(stubs, run, "us")
+        await learner.push(learner.header(base, "body"), delta_values())
         await asyncio.sleep(1)  # its merge fails meanwhile
         view = await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
         assert (view.run.status, view.run.versions[0].version) == (types.RUN_STATUS_OPEN, 2)

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
-import numpy as np
 import pytest
 
 from skerry.v1 import exchange_pb2 as exchange
@@ -24,17 +23,20 @@ from tests.support.persistent_learner import PAUSE_S
 from tests.support.raw_learner import (
     INT4,
     QUICK,
-    Float32s,
     RawLearner,
     Stubs,
+    attached,
+    commit,
     connected,
+    create_draft,
     create_run,
-    layout,
-    part_messages,
+    delta_values,
     pull,
     push_messages,
     refused,
 )
+
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.fixture
@@ -45,109 +47,95 @@ async def replicas(store_url: str) -> AsyncIterator[list[Stubs]]:
         yield [await stack.enter_async_context(connected(server.port)) for server in servers]
 
 
-def _values(seed: int) -> Float32s:
-    return np.random.default_rng(seed).standard_normal(layout("body").numel).astype(np.float32)
+@pytest.fixture
+async def run(replicas: list[Stubs]) -> types.Run:
+    return (await create_run(replicas[0]))[0]
 
 
-async def _learner(stubs: Stubs, run: types.Run, name: str) -> RawLearner:
-    learner = RawLearner(stubs, run, name, random.Random(name))
-    await learner.attach()
-    return learner
+async def _on_each(replicas: list[Stubs], run: types.Run) -> list[RawLearner]:
+    return [await attached(stubs, run, f"on-{number}") for number, stubs in enumerate(replicas)]
 
 
-async def test_a_version_made_by_one_replica_is_told_by_the_others(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
-    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+async def test_a_version_made_by_one_replica_is_told_by_the_others(replicas: list[Stubs], run: types.Run) -> None:
+    learners = await _on_each(replicas, run)
     base = await pull(replicas[1], run, "body")
     header = learners[1].header(base, "body")
-    await learners[1].push(header, _values(1))
+    await learners[1].push(header, delta_values())
     digests = set()
     for learner, stubs in zip(learners, replicas, strict=True):
         committed = (await learner.event("version_committed")).version_committed
-        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        assert [delta.delta_id for delta in committed.merged] == [header.delta_id]
         digests.add(committed.version.digest)
         assert (await pull(stubs, run, "body", base=base)).version == 1
-        assert (await stubs.exchange.QueryPush(_query(header))).fate.fate == types.FATE_MERGED
-        learner.detach()
+        assert (await learner.query(header)).fate.fate == types.FATE_MERGED
     assert len(digests) == 1
 
 
-def _query(header: exchange.PushHeader) -> exchange.QueryPushRequest:
-    return exchange.QueryPushRequest(
-        run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
-    )
-
-
-async def test_an_answer_reflects_what_the_caller_has_seen_elsewhere(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
-    for at in range(5):
-        change = types.Policy(max_staleness=10 + at)
-        changed = await replicas[at % 3].runs.SetPolicy(
-            runs.SetPolicyRequest(request_id=f"{at:032x}", name="demo", seen_position=run.position, policy=change)
+async def test_an_answer_reflects_what_the_caller_has_seen_elsewhere(replicas: list[Stubs], run: types.Run) -> None:
+    for number in range(5):
+        change = types.Policy(max_staleness=10 + number)
+        changed = await replicas[number % 3].runs.SetPolicy(
+            runs.SetPolicyRequest(request_id=f"{number:032x}", name="demo", policy=change)
         )
-        seen = await replicas[(at + 1) % 3].runs.GetRun(
-            runs.GetRunRequest(name="demo", seen_position=changed.run.position)
-        )
-        assert seen.run.policy.max_staleness == 10 + at
+        request = runs.GetRunRequest(name="demo", seen_position=changed.run.position)
+        view = await replicas[(number + 1) % 3].runs.GetRun(request)
+        assert view.run.policy.max_staleness == 10 + number
 
 
-async def test_a_session_is_fenced_on_every_replica(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
-    older = await _learner(replicas[0], run, "eu")
-    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
-    await newer.attach()
-    with pytest.raises(Exception, match="newer session"):
-        await older.event("version_committed")
-    newer.detach()
-
-
-async def test_a_new_session_takes_over_however_old_its_checkpoint_and_a_fenced_one_never(
-    replicas: list[Stubs],
+async def test_a_session_is_fenced_on_every_replica_however_old_the_newer_ones_checkpoint_is(
+    replicas: list[Stubs], run: types.Run
 ) -> None:
-    run, _ = await create_run(replicas[0])
-    older = await _learner(replicas[0], run, "eu")
-    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"))
-    newer.seen_position = 1  # a checkpoint from before the older session
-    await newer.attach()
-    assert newer.attached is not None
-    older.seen_position = newer.attached.run.position
-    with pytest.raises(Exception, match="newer session"):
+    older = await attached(replicas[0], run)
+    base = await pull(replicas[1], run, "body")
+    newer = RawLearner(replicas[1], run, "eu", random.Random("newer"), seen_position=1)
+    position = (await newer.attach()).run.position
+    with refused("SESSION_FENCED", PRECONDITION):
+        await older.event("version_committed")
+    with refused("SESSION_FENCED", PRECONDITION):
+        await older.push(older.header(base, "body"), delta_values())
+    older.seen_position = position
+    with refused("SESSION_FENCED", PRECONDITION):
         await older.attach()
-    base = await pull(replicas[1], run, "body")
-    await newer.push(newer.header(base, "body"), _values(1))
-    newer.detach()
+    await newer.advance()
 
 
-async def test_attach_ends_on_every_replica_when_the_run_is_closed(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
-    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
-    base = await pull(replicas[1], run, "body")
-    header = learners[1].header(base, "body", steps=1)
-    await learners[1].push(header, _values(1))
-    await replicas[0].runs.CloseRun(runs.CloseRunRequest(name=run.name))
+async def test_attach_ends_on_every_replica_when_the_run_is_closed(replicas: list[Stubs], run: types.Run) -> None:
+    learners = await _on_each(replicas, run)
+    header = learners[1].header(await pull(replicas[1], run, "body"), "body", steps=1)
+    await learners[1].push(header, delta_values())
+    await replicas[0].runs.CloseRun(runs.CloseRunRequest(name="demo"))
     for learner in learners:
         committed = (await learner.event("version_committed", timeout_s=10.0)).version_committed
-        assert [one.delta_id for one in committed.merged] == [header.delta_id]
+        assert [delta.delta_id for delta in committed.merged] == [header.delta_id]
         assert (await learner.event("status_changed")).status_changed == types.RUN_STATUS_CLOSED
-        with pytest.raises(Exception, match="run is closed"):
+        with refused("RUN_CLOSED", PRECONDITION):
             await learner.event("version_committed", timeout_s=10.0)
 
 
-async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
-    learner = await _learner(replicas[0], run, "eu")
+async def test_parts_of_one_push_may_land_on_different_replicas(replicas: list[Stubs], run: types.Run) -> None:
+    learner = await attached(replicas[0], run)
     header = learner.header(await pull(replicas[0], run, "body"), "body")
     parts = ((0, 512), (512, 728))
-    for stubs, part in zip(replicas, parts, strict=False):
-        of_part, _ = part_messages(_values(2), layout("body"), INT4, *part)
-        answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *of_part]))
-        assert answer.state == exchange.PUSH_STATE_PARTS_STORED
-    complete = push_messages(header, _values(2), INT4, parts=parts)[-1]
-    answer = await replicas[2].exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), complete]))
-    assert answer.state == exchange.PUSH_STATE_ACCEPTED
+    begin, *messages, complete = push_messages(header, delta_values(), INT4, parts=parts)
+    end = [message.WhichOneof("kind") for message in messages].index("part_end") + 1
+    states = [
+        (await stubs.exchange.PushDelta(iter([begin, *rest]))).state
+        for stubs, rest in zip(replicas, (messages[:end], messages[end:], [complete]), strict=True)
+    ]
+    assert states == [*[exchange.PUSH_STATE_PARTS_STORED] * 2, exchange.PUSH_STATE_ACCEPTED]
     committed = (await learner.event("version_committed")).version_committed
-    assert [one.delta_id for one in committed.merged] == [header.delta_id]
-    learner.detach()
+    assert [delta.delta_id for delta in committed.merged] == [header.delta_id]
+
+
+async def test_a_run_that_one_replica_committed_has_its_weights_on_the_others_as_soon_as_it_has_its_name(
+    replicas: list[Stubs],
+) -> None:
+    for number in range(10):
+        draft, _ = await create_draft(replicas[0], f"run-{number}")
+        await replicas[1].runs.GetRun(runs.GetRunRequest(name=draft.name, run_uid=draft.uid))
+        await commit(replicas[0], draft)
+        view = (await replicas[1].runs.GetRun(runs.GetRunRequest(name=draft.name))).run
+        assert [version.fragment for version in view.versions] == ["body", "head"]
 
 
 async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: list[Stubs]) -> None:
@@ -157,7 +145,7 @@ async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: 
     patient.delay_step_count = 1_000_000
     patient.lease_term.FromMilliseconds(1500)
     run, _ = await create_run(replicas[0], policy=patient)
-    learners = [await _learner(stubs, run, f"on-{at}") for at, stubs in enumerate(replicas)]
+    learners = await _on_each(replicas, run)
     for learner in learners:
         learner.step = 2  # nobody waits for one that has not begun
     async with asyncio.TaskGroup() as tasks:
@@ -165,15 +153,13 @@ async def test_a_round_waits_for_a_learner_that_is_attached_elsewhere(replicas: 
         await _until_all_are_seen(replicas)
         base = await pull(replicas[0], run, "body")
         headers = [learner.header(base, "body") for learner in learners]
-        for at, (learner, header) in enumerate(zip(learners, headers, strict=True)):
-            await learner.push(header, _values(at))
+        for learner, header in zip(learners, headers, strict=True):
+            await learner.push(header, delta_values())
         committed = (await learners[0].event("version_committed")).version_committed
         for task in reports:
             task.cancel()
-    assert {one.delta_id for one in committed.merged} == {header.delta_id for header in headers}
+    assert {delta.delta_id for delta in committed.merged} == {header.delta_id for header in headers}
     assert committed.participation == 1.0
-    for learner in learners:
-        learner.detach()
 
 
 async def _keep_reporting(learner: RawLearner) -> None:
@@ -192,8 +178,7 @@ async def _until_all_are_seen(replicas: list[Stubs]) -> None:
                 await asyncio.sleep(PAUSE_S)
 
 
-async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs]) -> None:
-    run, _ = await create_run(replicas[0])
+async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs], run: types.Run) -> None:
     source = random.Random(0)
 
     async def change(stubs: Stubs, policy: types.Policy) -> int:
@@ -218,8 +203,7 @@ async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
         other, _ = await create_run(stubs, "other")
-        learner = RawLearner(stubs, run, "eu", random.Random(1))
-        await learner.attach()
+        learner = await attached(stubs, run)
         folder = Path(urlsplit(store_url).path) / "runs" / "demo" / run.uid / "log"
         newest = max(folder.iterdir())
         position = int(newest.name) + 1
@@ -236,4 +220,4 @@ async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(
             with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
                 await learner.attach()
         listed = await stubs.runs.ListRuns(runs.ListRunsRequest())
-        assert [one.name for one in listed.runs] == [other.name]
+        assert [listed_run.name for listed_run in listed.runs] == [other.name]

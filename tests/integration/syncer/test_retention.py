@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import grpc
@@ -15,7 +14,7 @@ from skerry_syncer.server import serving
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.raw_learner import QUICK, RawLearner, Stubs, connected, create_run, layout, pull, refused
+from tests.support.raw_learner import QUICK, Stubs, attached, connected, create_run, pull, refused
 
 _LITTLE = types.Policy(kept_version_count=1, kept_hours=0, kept_day_count=0, snapshot_ratio=0.3)
 _LITTLE.MergeFrom(QUICK)
@@ -27,28 +26,18 @@ async def _set_policy(stubs: Stubs, request_id: str, policy: types.Policy) -> li
     return list((await stubs.runs.SetPolicy(request)).run.policy.pinned_positions)
 
 
-async def _trained(stubs: Stubs, learner: RawLearner, count: int) -> list[types.Event]:
-    events = []
-    for _ in range(count):
-        base = await pull(stubs, learner.run, "body")
-        values = 0.1 * np.random.default_rng(base.version).standard_normal(layout("body").numel)
-        await learner.push(learner.header(base, "body"), values.astype(np.float32))
-        events.append(await learner.event("version_committed"))
-    return events
-
-
 async def test_what_is_not_kept_goes_by_itself_and_a_pin_stays(store_url: str) -> None:
     settings = replace(LOCAL, host=replace(LOCAL.host, replica=_OFTEN))
     objects = open_objects(store_url)
     async with serving(objects, settings) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs, policy=_LITTLE)
-        learner = RawLearner(stubs, run, "eu", random.Random("eu"))
-        await learner.attach()
-        events = await _trained(stubs, learner, 4)
+        learner = await attached(stubs, run)
+        events = [await learner.advance(seed) for seed in range(4)]
         wanted = await pull(stubs, run, "body")
-        at = events[-1].position
-        assert await _set_policy(stubs, "a", types.Policy(pinned_positions=[at])) == [at]
-        await _trained(stubs, learner, 12)
+        position = events[-1].position
+        assert await _set_policy(stubs, "a", types.Policy(pinned_positions=[position])) == [position]
+        for seed in range(12):
+            await learner.advance(seed)
 
         async def names() -> set[str]:
             folder = f"runs/demo/{run.uid}/deltas/body"
@@ -58,11 +47,10 @@ async def test_what_is_not_kept_goes_by_itself_and_a_pin_stays(store_url: str) -
             await asyncio.sleep(0.02)
         with refused("VERSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
             await _set_policy(stubs, "b", types.Policy(pinned_positions=[events[0].position]))
-        request = runs.RollBackRequest(request_id="c" * 32, name="demo", target_position=at)
+        request = runs.RollBackRequest(request_id="c" * 32, name="demo", target_position=position)
         rolled = (await stubs.runs.RollBack(request)).run
-        assert [(one.fragment, one.version) for one in rolled.versions] == [("body", 17), ("head", 1)]
+        assert [(version.fragment, version.version) for version in rolled.versions] == [("body", 17), ("head", 1)]
         assert np.array_equal((await pull(stubs, run, "body")).values, wanted.values)
-        assert await _set_policy(stubs, "d", types.Policy(pinned_positions=[-at])) == []
+        assert await _set_policy(stubs, "d", types.Policy(pinned_positions=[-position])) == []
         listed = await stubs.runs.ListVersions(runs.ListVersionsRequest(name="demo", fragment="body"))
         assert listed.versions[0].version.version == 17
-        learner.detach()

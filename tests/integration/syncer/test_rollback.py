@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import grpc
 import numpy as np
@@ -13,7 +12,7 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.raw_learner import RawLearner, Stubs, connected, create_run, layout, pull
+from tests.support.raw_learner import Stubs, attached, connected, create_run, pull
 from tests.support.stuck_objects import StuckObjects
 
 REQUEST = "1" * 32
@@ -27,13 +26,7 @@ def objects() -> StuckObjects:
 async def _trained(stubs: Stubs) -> types.Run:
     """Returns a run with a version 1 of its fragment `body`."""
     run, _ = await create_run(stubs)
-    learner = RawLearner(stubs, run, "eu", random.Random(1))
-    await learner.attach()
-    base = await pull(stubs, run, "body")
-    values = (0.1 * np.random.default_rng(1).standard_normal(layout("body").numel)).astype(np.float32)
-    await learner.push(learner.header(base, "body"), values)
-    await learner.event("version_committed")
-    learner.detach()
+    await (await attached(stubs, run)).advance()
     return run
 
 

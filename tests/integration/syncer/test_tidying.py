@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from skerry.v1 import exchange_pb2 as exchange
-from skerry.v1 import runs_pb2 as runs
 from skerry_syncer.run.host import HostSettings
 from skerry_syncer.server import serving
 from skerry_syncer.store.objects.opening import open_objects
@@ -22,11 +20,11 @@ from tests.support.raw_learner import (
     FLOAT32,
     RawLearner,
     Stubs,
+    attached,
     connected,
+    create_draft,
     create_run,
-    hex_id,
-    layout,
-    plan_messages,
+    delta_values,
     pull,
     push_messages,
 )
@@ -34,24 +32,10 @@ from tests.support.raw_learner import (
 TWO_DAYS_S = 2 * 86_400
 
 
-async def abandon_draft(stubs: Stubs, seed: int) -> str:
-    """Creates a draft of the name that a run has, with the weights of one of its fragments; returns its uid."""
-    tensors, fragments = plan_messages()
-    request_id = hex_id(random.Random(seed))
-    request = runs.CreateRunRequest(request_id=request_id, name="lost", tensors=tensors, fragments=fragments)
-    uid = (await stubs.runs.CreateRun(request)).run.uid
-    header = exchange.PushHeader(
-        run="lost", run_uid=uid, learner_id="a", session_id=request_id, fragment="body", base_version=-1
-    )
-    header.delta_id = hex_id(random.Random(seed + 1))
-    await stubs.exchange.PushDelta(iter(push_messages(header, np.ones(layout("body").numel, np.float32), FLOAT32)))
-    return uid
-
-
 async def abandon_part(stubs: Stubs, learner: RawLearner) -> str:
     """Pushes one of two parts, and no more; returns the delta's id."""
     header = learner.header(await pull(stubs, learner.run, "body"), "body")
-    messages = push_messages(header, np.ones(layout("body").numel, np.float32), FLOAT32, parts=((0, 1200), (1200, 40)))
+    messages = push_messages(header, delta_values(), FLOAT32, parts=((0, 1200), (1200, 40)))
     ends = [number for number, message in enumerate(messages) if message.HasField("part_end")]
     answer = await stubs.exchange.PushDelta(iter(messages[: ends[0] + 1]))
     assert answer.state == exchange.PUSH_STATE_PARTS_STORED
@@ -67,17 +51,16 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
     settings = replace(LOCAL, host=HostSettings(tidy_s=0.3, idle_s=0.1, sweep_s=0.1))
     async with serving(open_objects(store.as_uri()), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
-        old_draft = await abandon_draft(stubs, 1)
-        learner = RawLearner(stubs, run, "us", random.Random(7))
-        await learner.attach()
+        old_draft = (await create_draft(stubs, "lost", seed=1))[0].uid
+        learner = await attached(stubs, run)
         old_delta = await abandon_part(stubs, learner)
         before = await pull(stubs, run, "body")
-        learner.detach()
     for path in files(store, "runs"):
         os.utime(path, (time.time() - TWO_DAYS_S,) * 2)
     async with serving(open_objects(store.as_uri()), settings) as server, connected(server.port) as stubs:
-        young_draft = await abandon_draft(stubs, 3)
-        await learner_again(stubs, learner)
+        young_draft = (await create_draft(stubs, "lost", seed=3))[0].uid
+        learner.stubs = stubs
+        await learner.attach()
         young_delta = await abandon_part(stubs, learner)
         async with asyncio.timeout(20):
             while files(store, old_draft) or files(store, old_delta):
@@ -86,7 +69,6 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
         assert files(store, young_delta)
         after = await pull(stubs, run, "body")
         assert np.array_equal(before.values, after.values)
-        learner.detach()
 
 
 class DatedObjects(DictObjects):
@@ -116,18 +98,11 @@ async def test_an_object_is_as_old_as_the_store_says_whatever_the_syncers_clock_
 
     async with serving(objects, settings) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
-        draft = await abandon_draft(stubs, 1)
-        learner = RawLearner(stubs, run, "us", random.Random(7))
-        await learner.attach()
+        draft = (await create_draft(stubs, "lost", seed=1))[0].uid
+        learner = await attached(stubs, run)
         delta = await abandon_part(stubs, learner)
         count = await left()
         objects.now_s += 80_000
         assert await left() == count > 1
         objects.now_s += 10_000
         assert await left() == 0
-        learner.detach()
-
-
-async def learner_again(stubs: Stubs, learner: RawLearner) -> None:
-    learner.stubs = stubs
-    await learner.attach()

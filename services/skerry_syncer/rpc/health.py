@@ -45,12 +45,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # i
         """Answers with the status now, and then with each change."""
         last = None
         while True:
-            changed = self._changed
+            changed, has_ended = self._changed, self._has_ended  # before the status, so that the last one is sent
             status = self._statuses.get(request.service, HealthCheckResponse.SERVICE_UNKNOWN)
             if status != last:
                 yield HealthCheckResponse(status=status)
             last = status
-            if self._has_ended:
+            if has_ended:
                 return
             await changed.wait()
 

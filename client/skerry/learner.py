@@ -12,7 +12,8 @@ from torch import distributed
 from skerry.array_learner import ArrayLearner, LearnerOptions, SingleProcess, settings_of
 from skerry.errors import SkerryError
 from skerry.exchange.settings import whole_number
-from skerry.model.torch.parameters import CopyOf, TorchParameters, reshard
+from skerry.model.torch.parameters import CopyOf, TorchParameters
+from skerry.model.torch.watch import reshard
 from skerry.ranks.island import process_group_of
 from skerry.ranks.member import ManyRanks
 from skerry.runtime.logs import get_logger

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,60 +22,40 @@ UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
 
 
-class Memory(NamedTuple):
-    """Where the elements of a tensor lie; strides are in bytes."""
-
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The first byte, and the one behind the last."""
-        steps = [stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True)]
-        below, above = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
-        return self.address + below, self.address + above + self.itemsize
-
-    def shares(self, other: Memory) -> bool:
-        """Whether an element of one lies where one of the other does; both have elements."""
-        return np.shares_memory(self._as_array(), other._as_array())
-
-    def _as_array(self) -> NDArray[Any]:
-        """Returns an array of this shape and these strides, for its place alone: it may be on a device."""
-        interface = {
-            "version": 3,
-            "data": (self.address, True),
-            "shape": self.shape,
-            "strides": self.strides,
-            "typestr": f"|V{self.itemsize}",
-        }
-        return np.asarray(SimpleNamespace(__array_interface__=interface))
-
-
-def sharing(memories: Mapping[str, Memory]) -> list[tuple[str, str]]:
-    """Returns the pairs of tensors that share memory; of each pair, the one that is given first comes first."""
-    order = {name: number for number, name in enumerate(memories)}
-    spans = {name: memory.span for name, memory in memories.items()}
-    found: list[tuple[str, str]] = []
+def sharing(places: Mapping[str, NDArray[Any]]) -> list[tuple[str, str]]:
+    """Returns the pairs of arrays that share memory; of each pair, the one that is given first comes first."""
+    order = {name: number for number, name in enumerate(places)}
+    spans = {name: _span(array) for name, array in places.items()}
+    pairs: list[tuple[str, str]] = []
     open_names: list[str] = []  # of those that end behind where the current one begins
-    for name in sorted(memories, key=lambda name: spans[name]):
+    for name in sorted(places, key=spans.__getitem__):
         open_names = [other for other in open_names if spans[other][1] > spans[name][0]]
-        found += [(other, name) for other in open_names if memories[other].shares(memories[name])]
+        pairs += [
+            (other, name) if order[other] < order[name] else (name, other)
+            for other in open_names
+            if np.shares_memory(places[other], places[name])
+        ]
         open_names.append(name)
-    pairs = [(one, other) if order[one] < order[other] else (other, one) for one, other in found]
-    return sorted(pairs, key=lambda pair: (order[pair[0]], order[pair[1]]))
+    return pairs
 
 
-def tied(memories: Mapping[str, Memory], pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """Returns which tensors of the pairs are an earlier one under another name, with the same places for its elements.
+def _span(array: NDArray[Any]) -> tuple[int, int]:
+    """Returns the address of an array's first byte, and of the one behind the last."""
+    reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
+    first = array.ctypes.data + sum(step for step in reach if step < 0)
+    return first, first + sum(map(abs, reach)) + array.itemsize
+
+
+def tied(places: Mapping[str, NDArray[Any]], pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """Returns which arrays of the pairs are an earlier one under another name, with the same places for its elements.
 
     Raises:
         ValueError: two share a part of their memory, or lie in it in different orders.
     """
     names: set[str] = set()
     for first, second in pairs:
-        if memories[first] != memories[second]:
+        one, other = places[first], places[second]
+        if (one.ctypes.data, one.shape, one.strides) != (other.ctypes.data, other.shape, other.strides):
             raise ValueError(
                 "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
                 f"of the other. Train a copy of one of them. first={first}, second={second}"
@@ -167,11 +146,7 @@ class ArrayParameters:
         self._watched = {name: array for name, array in arrays.items() if array.size}
         if not self._watched:
             raise ValueError("there is no array to train")
-        memories = {
-            name: Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
-            for name, array in self._watched.items()
-        }
-        names = tied(memories, sharing(memories))
+        names = tied(self._watched, sharing(self._watched))
         self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}

@@ -6,10 +6,9 @@ codes and scales are copied to the host.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
-from skerry.model.interface import UNLIMITED, EncodeFrames, Memory, Work, sharing, tied
-from skerry.model.torch.shards import is_sharded, local_part, region_of
+from skerry.model.interface import UNLIMITED, EncodeFrames, Work, sharing, tied
+from skerry.model.torch.shards import local_part, region_of
 from skerry.model.torch.untrained import (
     FrozenPart,
     checksum,
@@ -29,209 +28,18 @@ from skerry.model.torch.untrained import (
     persistent_buffers,
     untrained_tensors,
 )
-from skerry.runtime.logs import get_logger
+from skerry.model.torch.watch import Watch, reshard, wrapped_attribute
 from skerry.runtime.vectors import vector
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.frames import encode_frames
 from skerry.wire.torch_codecs import encode_frames_torch
 from skerry.wire.untrained import UntrainedTensor
 
-_log = get_logger(__name__)
-
-# Modules that wrap a model in their attribute `module`.
-_WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-
-
-T = TypeVar("T")
-
-# In one step: some thousand experts of a layer are seen in turns, so that the step takes a few milliseconds.
-_LOOKED_AT: Final = 2**14
-_NAMED: Final = 3  # in a message
 _DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Elements that are copied to a GPU at once, by way of pinned memory: 16 MiB.
 _STAGED_NUMEL: Final = 2**22
 # Returns the copy of a parameter that the optimizer keeps, or None if it has none, or none yet.
 CopyOf: TypeAlias = Callable[[torch.Tensor], torch.Tensor | None]
-_ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
-
-
-class _Loads:
-    """Hooks of a module that tell whether loaded state dicts have left the trained weights other than they were."""
-
-    def __init__(
-        self, model: torch.nn.Module, trained: Iterable[torch.Tensor], is_as_trained: Callable[[], bool]
-    ) -> None:
-        self._trained = {id(tensor): tensor for tensor in trained}
-        self._is_as_trained = is_as_trained
-        self._were_others = False  # before the first of these was loaded
-        self._outermost: torch.nn.Module | None = None  # that is loaded just now
-        # By tensor, the digest of its values when the first of these state dicts was loaded; None if it is not known.
-        self._changed: dict[int, int | None] = {}
-        self._handles = [
-            handle
-            for module in model.modules()
-            for handle in (
-                module._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call] # noqa: SLF001 - all of 2.4
-                    _Hook(self._before), with_module=True
-                ),
-                module.register_load_state_dict_post_hook(_Hook(self._after)),  # type: ignore[no-untyped-call]
-            )
-        ]
-
-    @property
-    def have_changed(self) -> bool:
-        """Whether weights are not what they were: a state dict that is loaded and then taken back changes nothing."""
-        return bool(self._changed)
-
-    def remove(self) -> None:
-        """Takes the hooks off the module."""
-        for handle in self._handles:
-            handle.remove()
-
-    def look_again(self) -> None:
-        """Takes note of weights that were taken back in another way."""
-        self._changed = {key: old for key, old in self._changed.items() if old != _digest(self._trained[key])}
-
-    def _before(self, module: torch.nn.Module, *_: object) -> None:
-        if self._outermost in {None, module}:
-            self._outermost = module
-            if not self._changed:
-                self._were_others = not self._is_as_trained()
-        for key, tensor in self._held(module):
-            if key not in self._changed:
-                self._changed[key] = _digest(tensor)
-
-    def _after(self, module: torch.nn.Module, _: object) -> None:
-        for key, tensor in self._held(module):
-            if self._changed.setdefault(key, None) == _digest(tensor):
-                del self._changed[key]
-        if self._outermost is module:
-            self._outermost = None
-            if self._were_others:
-                self._changed.clear()
-
-    def _held(self, module: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
-        for tensor in module.parameters(recurse=False):
-            if self._trained.get(id(tensor)) is tensor:
-                yield id(tensor), tensor
-
-
-class _Hook:
-    """A hook that does nothing in copies of its module, nor in one that was saved, which loads without Skerry."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *given: object) -> None:
-        """Calls what was given."""
-        self._call(*given)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-class _Attached:
-    """The tensors that were attached, and the places of the module that have led to them."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module | Mapping[str, torch.Tensor],
-        tensors: Mapping[str, torch.Tensor],
-        is_as_trained: Callable[[], bool],
-    ) -> None:
-        self._model = model
-        # With what reads the local part of a DTensor, where its memory was, and its type.
-        self._tensors = [
-            (name, one, getattr(one, "to_local", None), local_part(one).data_ptr(), one.dtype)
-            for name, one in tensors.items()
-        ]
-        self._places: list[tuple[Mapping[str, Any], str, object]] = []
-        self._held: list[tuple[Mapping[str, Any], int]] = []  # with how many there are
-        self._frozen: list[torch.Tensor] = []
-        self._alone: dict[int, torch.Tensor] = {}  # trainable parameters that take no part
-        self._call_count = 0
-        self._loads: _Loads | None = None
-        if isinstance(model, torch.nn.Module):
-            self._loads = _Loads(model, tensors.values(), is_as_trained)
-            self._remember(model)
-        else:
-            self._places = [(model, name, one) for name, one in tensors.items()]
-
-    def look_again(self) -> None:
-        """Takes note of weights that were taken back since a state dict was loaded; before the next step."""
-        if self._loads is not None:
-            self._loads.look_again()
-
-    def release(self) -> None:
-        """Takes all that was put into the module out of it."""
-        if self._loads is not None:
-            self._loads.remove()
-
-    def _remember(self, model: torch.nn.Module) -> None:
-        """Takes note of every place of the module; named_parameters() takes milliseconds, which no step should."""
-        self._places, self._held = [], []
-        for module in model.modules():
-            for held in (module._parameters, module._modules):  # noqa: SLF001 - the public ones make a list
-                # fully_shard puts the gathered parameters in the place of their shards, and back.
-                self._places += [(held, key, one) for key, one in held.items() if not is_sharded(one)]
-                self._held.append((held, len(held)))
-        self._frozen = [one for one in model.parameters() if not one.requires_grad]
-
-    def replaced(self) -> str | None:
-        """Returns what was replaced, and what to do; of a model with very many layers a part at each call."""
-        self._call_count += 1
-        if self._loads is not None and self._loads.have_changed:
-            return f"a state dict was loaded after attaching, which is not training: {_ATTACH_LAST}"
-        if not isinstance(self._model, torch.nn.Module):
-            for held, key, one in self._turn(self._places):
-                if held.get(key) is not one:
-                    return f"a tensor was replaced after attaching: {_ATTACH_LAST}. tensor={key}"
-        elif (
-            any(held.get(key) is not one for held, key, one in self._turn(self._places))
-            or any(len(held) != count for held, count in self._turn(self._held))
-            or any(one.requires_grad for one in self._turn(self._frozen))
-        ) and (name := self._missing(self._model)) is not None:
-            return f"a parameter or layer was replaced after attaching: {_ATTACH_LAST}. parameter={name}"
-        with torch.no_grad():
-            for name, tensor, to_local, address, dtype in self._turn(self._tensors):
-                part = tensor if to_local is None else to_local()
-                if part.data_ptr() != address or tensor.dtype is not dtype:
-                    return f"the model was moved or converted after attaching: {_ATTACH_LAST}. parameter={name}"
-        return None
-
-    def _turn(self, things: Sequence[T]) -> Sequence[T]:
-        """Returns what is looked at in this call."""
-        number = self._call_count % max(1, -(-len(things) // _LOOKED_AT))
-        return things[number * _LOOKED_AT : (number + 1) * _LOOKED_AT] if len(things) > _LOOKED_AT else things
-
-    def _missing(self, model: torch.nn.Module) -> str | None:
-        """Returns which attached tensor the module has no more, if any; else takes note of what it has now.
-
-        Layers may come, go and wrap each other as long as the tensors stay.
-        """
-        reshard(model)
-        now = {id(one): (name, one) for name, one in model.named_parameters()}
-        attached = {id(one) for _, one, *_ in self._tensors}
-        for name, one, *_ in self._tensors:
-            if id(one) not in now:
-                return name
-        alone = {
-            key: (name, one)
-            for key, (name, one) in now.items()
-            if one.requires_grad and (is_lazy(one) or one.numel()) and key not in attached and key not in self._alone
-        }
-        if alone:
-            _log.warning(
-                "the model has trainable parameters that were not trainable, or not there, when it was attached. They "
-                "are not in the run's plan, so this learner trains them alone. To train them with the others, begin a "
-                "run of another name: attach while everything that will ever be trained is trainable, and freeze "
-                "afterwards what is to be trained later",
-                count=len(alone),
-                names=[name for name, _ in list(alone.values())[:_NAMED]],
-            )
-            self._alone |= {key: one for key, (_, one) in alone.items()}
-        self._remember(model)
-        return None
 
 
 class TorchParameters:
@@ -271,9 +79,9 @@ class TorchParameters:
                 )
         trained = {name: one for name, one in candidates.items() if one.is_floating_point() and one.numel()}
         watched = trained
-        memories = _memories(given)
-        pairs = sharing(memories)
-        names = tied(memories, [pair for pair in pairs if watched.keys() >= set(pair)])
+        places = _places(given)
+        pairs = sharing(places)
+        names = tied(places, [pair for pair in pairs if watched.keys() >= set(pair)])
         self._trained = trained = {name: one for name, one in trained.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
@@ -294,9 +102,8 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        self._write_count: int | None = None  # up to the last step
-        self._attached = attached = _Attached(model, watched, lambda: self._write_count in {None, self._count_writes()})
-        self.release, self.look_again = attached.release, attached.look_again
+        self._watch = Watch(model, watched)
+        self.release, self.look_again = self._watch.release, self._watch.look_again
         self._model = model
         # Of tensors by name nobody has said which are frozen: some may count batches.
         # And what shares memory with those that are trained changes with them.
@@ -344,15 +151,9 @@ class TorchParameters:
 
     def replaced(self) -> str | None:
         """Returns what, other than training, has replaced tensors or values, and what to do; cheap, for every step."""
-        problem = self._attached.replaced()
         if self._last_stream is not None:
             self._last_stream = torch.cuda.current_stream(self._device)
-        self._write_count = self._count_writes()
-        return problem
-
-    def _count_writes(self) -> int:
-        """Returns how often a tensor was written to in place."""
-        return sum(tensor._version for tensor in self._tensors.values())  # noqa: SLF001 - a digest takes far longer
+        return self._watch.problem()
 
     def is_float32(self, layout: FragmentLayout) -> bool:
         """Whether every tensor of the fragment is float32."""
@@ -380,7 +181,7 @@ class TorchParameters:
             for (tensor, copy), old in zip(copied, before, strict=True):  # by as much as a narrow tensor has changed
                 copy.add_(tensor.to(copy) - old.to(copy))
 
-        return self.ordered(work, shift)
+        return self.ordered(self._watch.changing(layout.name, tensors, work), shift)
 
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
         """Returns a function that overwrites the weights."""
@@ -388,9 +189,10 @@ class TorchParameters:
 
         def work() -> None:
             torch._foreach_copy_(tensors, pieces)
-            self._load_copies(layout)
+            for tensor, copy in self._copy_pairs(layout):
+                copy.copy_(tensor)
 
-        return self.ordered(work, values)
+        return self.ordered(self._watch.changing(layout.name, tensors, work), values)
 
     def is_finite(self, layout: FragmentLayout) -> bool:
         """Whether every weight is a finite number."""
@@ -454,10 +256,6 @@ class TorchParameters:
             for spec, first in zip(layout.tensors, layout.offsets, strict=True)
         ]
 
-    def _load_copies(self, layout: FragmentLayout) -> None:
-        for tensor, copy in self._copy_pairs(layout):
-            copy.copy_(tensor)
-
     def _copy_pairs(self, layout: FragmentLayout) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the tensors of which the optimizer has a copy by now, with the copy.
 
@@ -482,14 +280,23 @@ class TorchParameters:
         return found
 
 
-def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
-    """Returns where the tensors lie of which this process holds elements as plain values."""
-    found = {}
+def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    """Returns arrays that lie where tensors do of which this process holds elements as plain values.
+
+    They are not read: what is there may be the memory of a device.
+    """
+    places = {}
     for name, tensor in tensors.items():
         if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
-            strides = tuple(stride * part.element_size() for stride in part.stride())
-            found[name] = Memory(part.data_ptr(), tuple(part.shape), strides, part.element_size())
-    return found
+            interface = {
+                "version": 3,
+                "data": (part.data_ptr(), True),
+                "shape": tuple(part.shape),
+                "strides": tuple(stride * part.element_size() for stride in part.stride()),
+                "typestr": f"|V{part.element_size()}",
+            }
+            places[name] = np.asarray(SimpleNamespace(__array_interface__=interface))
+    return places
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:
@@ -537,13 +344,6 @@ def _digest(tensor: torch.Tensor) -> int:
     return int(checksum(local_part(tensor.detach())))
 
 
-def reshard(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-    """Has fully_shard put shards back in the place of weights that a pass without gradients has left gathered."""
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        if hasattr(module, "reshard"):
-            module.reshard()  # type: ignore[operator]
-
-
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Returns each of the model's tensors, given by their paths, by its own name.
 
@@ -556,7 +356,7 @@ def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor
         modules[path] = module
         parent, _, attribute = path.rpartition(".")
         if path:
-            is_wrapped = attribute == _wrapped_attribute(modules[parent])
+            is_wrapped = attribute == wrapped_attribute(modules[parent])
             prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
     found: dict[str, torch.Tensor] = {}
     paths: dict[str, str] = {}
@@ -570,12 +370,3 @@ def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor
             )
         found[name], paths[name] = tensor, path
     return found
-
-
-def _wrapped_attribute(module: torch.nn.Module) -> str | None:
-    """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
-    if isinstance(module, _WRAPPERS):
-        return "module"
-    # Importing torch._dynamo takes a second or more, and a process with a compiled module has imported it.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None

@@ -1,0 +1,253 @@
+"""Weights that something other than training replaces, moves or writes over are noticed, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from skerry.model.torch.parameters import CopyOf, TorchParameters
+from skerry.wire import FragmentLayout
+from tests.support.heard_logs import heard_logs
+
+
+class _Layers(nn.Module):
+    """A model with a layer that can be replaced, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.drop = nn.Dropout()
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.unused = nn.Parameter(torch.zeros(0))
+
+
+def _warnings_of(parameters: TorchParameters) -> list[str]:
+    with heard_logs() as logs:
+        assert parameters.replaced() is None
+        assert parameters.replaced() is None
+    return [str(line["event"]) for line in logs]
+
+
+def _layer_replaced(model: _Layers) -> None:
+    model.second = nn.Linear(4, 4)
+
+
+def _parameter_replaced(model: _Layers) -> None:
+    model.second.weight = nn.Parameter(torch.zeros(4, 4))
+
+
+_REPLACEMENTS: dict[str, tuple[Callable[[_Layers], object], str]] = {
+    "a checkpoint": (lambda model: model.load_state_dict(_Layers().state_dict()), "a state dict was loaded"),
+    "a layer's checkpoint": (
+        lambda model: model.second.load_state_dict(nn.Linear(4, 4).state_dict()),
+        "a state dict was loaded",
+    ),
+    "assigned": (lambda model: model.load_state_dict(_Layers().state_dict(), assign=True), "parameter=first.weight"),
+    "converted": (lambda model: model.double(), "parameter=first.weight"),
+    "narrowed": (lambda model: model.second.bfloat16(), "parameter=second.weight"),
+    "data": (lambda model: setattr(model.second.bias, "data", torch.zeros(4)), "parameter=second.bias"),
+    "a layer": (_layer_replaced, "parameter=second.weight"),
+    "a parameter": (_parameter_replaced, "parameter=second.weight"),
+}
+
+
+@pytest.mark.parametrize("how", _REPLACEMENTS)
+def test_weights_that_are_replaced_are_noticed_at_the_next_step(how: str) -> None:
+    replace, problem = _REPLACEMENTS[how]
+    model = _Layers()
+    parameters = TorchParameters(model)
+    assert parameters.replaced() is None
+    replace(model)
+    noticed = parameters.replaced() or ""
+    assert problem in noticed
+    assert "then attach; the run's weights win" in noticed
+
+
+def test_a_tensor_that_another_one_replaces_is_noticed() -> None:
+    tensors = {"w": torch.zeros(3), "b": torch.zeros(2)}
+    parameters = TorchParameters(tensors)
+    tensors["w"] += 1
+    assert parameters.replaced() is None
+    tensors["b"] = tensors["b"] - 0.1
+    assert "parameter=b" in (parameters.replaced() or "")
+
+
+def test_a_state_dict_that_is_loaded_after_an_adoption_is_noticed() -> None:
+    model = _Layers()
+    parameters = TorchParameters(model)
+    layout = FragmentLayout("f", parameters.tensors)
+    assert parameters.replaced() is None
+    parameters.add(layout, np.ones(layout.numel, np.float32))()
+    model.load_state_dict(_Layers().state_dict())
+    assert "a state dict was loaded" in (parameters.replaced() or "")
+
+
+def _wrapped(model: _Layers) -> None:
+    model.second = nn.Sequential(nn.Dropout(), model.second)  # type: ignore[assignment]
+
+
+def _loaded_and_taken_back(model: _Layers) -> None:
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict(_Layers().state_dict())
+    model.second.load_state_dict(nn.Linear(4, 4).state_dict())
+    model.load_state_dict(own)
+
+
+def _loaded_and_copied_back(model: _Layers) -> None:
+    own = [parameter.detach().clone() for parameter in model.parameters()]
+    model.load_state_dict(_Layers().state_dict())
+    with torch.no_grad():
+        torch._foreach_copy_([*model.parameters()], own)
+
+
+def _copied_and_taken_back_by_loading(model: _Layers) -> None:
+    own = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        torch._foreach_zero_([*model.parameters()])
+    model.load_state_dict(own)
+
+
+_NOBODYS_BUSINESS: dict[str, Callable[[_Layers], object]] = {
+    "a layer without parameters": lambda model: model.add_module("third", nn.Dropout()),
+    "a replaced dropout": lambda model: setattr(model, "drop", nn.Dropout(0.5)),
+    "a removed dropout": lambda model: delattr(model, "drop"),
+    "a layer that is wrapped": _wrapped,
+    "a compiled layer": lambda model: setattr(model, "second", torch.compile(model.second)),
+    "pruned": lambda model: prune.identity(model.second, "weight"),  # type: ignore[no-untyped-call]
+    "parametrized": lambda model: parametrize.register_parametrization(model.second, "bias", nn.Identity()),
+    "a frozen teacher": lambda model: model.add_module("teacher", nn.Linear(4, 4).requires_grad_(False)),
+    "a frozen layer that is replaced": lambda model: setattr(model, "base", nn.Linear(4, 4).requires_grad_(False)),
+    "a frozen layer that is converted": lambda model: model.base.double(),
+    "a frozen layer's checkpoint": lambda model: model.base.load_state_dict(nn.Linear(4, 4).state_dict()),
+    "frozen": lambda model: model.second.requires_grad_(False),
+    "loaded and taken back": _loaded_and_taken_back,
+    "loaded and copied back": _loaded_and_copied_back,
+    "copied and taken back by loading": _copied_and_taken_back_by_loading,
+    "loaded with its own values": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict())),
+}
+
+
+@pytest.mark.parametrize("how", _NOBODYS_BUSINESS)
+def test_what_leaves_the_trained_tensors_as_they_were_is_nobodys_business(how: str) -> None:
+    model = _Layers()
+    parameters = TorchParameters(model)
+    assert parameters.replaced() is None
+    _NOBODYS_BUSINESS[how](model)
+    parameters.look_again()
+    assert _warnings_of(parameters) == []
+
+
+_UNFROZEN: dict[str, tuple[Callable[[_Layers], object], str]] = {
+    "thawed": (lambda model: model.base.bias.requires_grad_(True), "base.bias"),
+    "a new layer": (lambda model: model.add_module("third", nn.Linear(4, 4)), "third.weight"),
+}
+
+
+@pytest.mark.parametrize("how", _UNFROZEN)
+def test_parameters_that_become_trainable_are_named_once(how: str) -> None:
+    unfreeze, name = _UNFROZEN[how]
+    model = _Layers()
+    parameters = TorchParameters(model)
+    unfreeze(model)
+    with heard_logs() as logs:
+        assert parameters.replaced() is parameters.replaced() is None
+    (warning,) = logs
+    assert "freeze afterwards what is to be trained later" in warning["event"]
+    assert name in warning["names"]
+
+
+def test_a_module_that_is_attached_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    model = _Layers()
+    parameters = TorchParameters(model)
+    copied = copy.deepcopy(model)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (copied, loaded, averaged.module):
+        other.load_state_dict(_Layers().state_dict())
+    assert parameters.replaced() is None
+
+
+# Optimizers, and by how much a change of the weights is larger than their steps.
+
+
+class _Masters(torch.optim.Optimizer):
+    """Descends on float32 copies of its own, and writes them over the weights."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        self.copies: dict[torch.Tensor, torch.Tensor] = {
+            weight: weight.detach().float().clone() for weight in model.parameters()
+        }
+        self._inner = torch.optim.AdamW(self.copies.values(), lr=lr)
+        super().__init__(model.parameters(), {})
+
+    def step(self, _: object = None) -> None:  # type: ignore[override]
+        """Takes a step."""
+        for weight, own in self.copies.items():
+            own.grad = None if weight.grad is None else weight.grad.float()
+        self._inner.step()
+        with torch.no_grad():
+            for weight, own in self.copies.items():
+                weight.copy_(own)
+
+
+def _warnings_after_changes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, copies: CopyOf | None = None, *, size: float
+) -> list[str]:
+    """Trains with a change of the weights by the exchange at every third step, and returns what was warned of."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = TorchParameters(model, copies)
+    layout = FragmentLayout("f", parameters.tensors)
+    with heard_logs() as logs:
+        for step in range(12):
+            batch = torch.randn(16, 32, generator=generator).to(next(model.parameters()).dtype)
+            (model(batch) - batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert parameters.replaced() is None
+            if step % 3 == 0:
+                parameters.add(layout, size * torch.randn(layout.numel, generator=generator).numpy())()
+    return [str(line["event"]) for line in logs]
+
+
+def _network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_that_writes_weights_of_its_own_over_the_runs_is_warned_of_once(dtype: torch.dtype) -> None:
+    model = _network(dtype)
+    (warning,) = _warnings_after_changes(model, _Masters(model, 1e-3), size=0.1)
+    assert "give copies=" in warning
+
+
+def test_weights_that_an_optimizer_keeps_are_no_matter_where_they_change_too() -> None:
+    model = _network(torch.bfloat16)
+    optimizer = _Masters(model, 1e-3)
+    assert _warnings_after_changes(model, optimizer, optimizer.copies.__getitem__, size=0.1) == []
+
+
+_OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
+    "SGD at a large rate": lambda model: torch.optim.SGD(model.parameters(), lr=10.0),
+    "momentum at a large rate": lambda model: torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.95),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    "Adam at a large rate": lambda model: torch.optim.Adam(model.parameters(), lr=0.5),
+}
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_an_ordinary_optimizer_is_not_warned_of(kind: str, dtype: torch.dtype, size: float) -> None:
+    model = _network(dtype)
+    assert _warnings_after_changes(model, _OPTIMIZERS[kind](model), size=size) == []

@@ -35,7 +35,8 @@ from skerry.wire.messages import layouts_from_messages, layouts_to_messages, pol
 from skerry.wire.policy import Policy
 from skerry.wire.safetensors import TensorFileReader, header_bytes, tensor_bytes
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rounds.leases import LearnerReport, Leases
+from skerry_syncer.rounds.leases import Leases
+from skerry_syncer.rounds.membership import LearnerReport
 from skerry_syncer.rpc.translate import report_from_message
 from skerry_syncer.run.events import learner_message
 from skerry_syncer.run.parts import ArrivingPart
@@ -291,8 +292,8 @@ def _decode_advice(data: bytes) -> object:
         membership.hear(learner, data.replace(b"5" * 32, state.learners[learner].session.encode()), 2.0)
     finally:
         membership.view(state, 3.0)
-        for record in membership.records(state, 3.0):
-            learner_message(record)
+        for known in state.learners.values():
+            learner_message(known, membership.view(state, 3.0).of(known.learner), is_participating=True)
         membership.renew(learner, state.learners[learner].session, 4.0)
         membership.unpublished()
     return membership.next_change_s(state, 3.0)

@@ -189,20 +189,20 @@ def _never_takes_its_turn(patch: pytest.MonkeyPatch) -> None:
 
 def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     """No replica takes over the merge of one that died."""
-    adopt_close, decide = RoundEngine.adopt_close, RoundEngine.decide
-    own: WeakKeyDictionary[RoundEngine, set[tuple[str, int, int]]] = WeakKeyDictionary()
+    appended, decide = RoundEngine.appended, RoundEngine.decide
+    own: WeakKeyDictionary[RoundEngine, set[ClosedItem]] = WeakKeyDictionary()
 
-    def adopt_noted(self: RoundEngine, item: ClosedItem) -> None:
-        own.setdefault(self, set()).add((item.fragment, item.version, item.attempt))
-        adopt_close(self, item)
+    def appended_noted(self: RoundEngine, outcomes: Sequence[Outcome]) -> None:
+        closes = [outcome.item for outcome in outcomes if outcome.rejection is None]
+        own.setdefault(self, set()).update(item for item in closes if isinstance(item, ClosedItem))
+        appended(self, outcomes)
 
     def decide_own(self: RoundEngine, *given: Any, **options: Any) -> Decisions:
         decisions = decide(self, *given, **options)
-        closed = own.get(self, set())
-        merges = tuple(key for key in decisions.merges if (key.fragment, key.version, key.attempt) in closed)
+        merges = tuple(closing for closing in decisions.merges if closing in own.get(self, set()))
         return dataclasses.replace(decisions, merges=merges)
 
-    patch.setattr(RoundEngine, "adopt_close", adopt_noted)
+    patch.setattr(RoundEngine, "appended", appended_noted)
     patch.setattr(RoundEngine, "decide", decide_own)
 
 

@@ -37,37 +37,29 @@ from skerry.algorithm.step import (
     digest_of_spans,
     step_spans,
 )
-from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
-from skerry.wire.errors import NonFiniteError
+from skerry.wire.errors import FrameError, NonFiniteError
+from skerry.wire.frames import decode_frames
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 from skerry_syncer.merge.outer_states import OuterStates
-from skerry_syncer.merge.seeding import seed
 from skerry_syncer.rounds.closing import references
-from skerry_syncer.rounds.timing import MergeKey
-from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
-from skerry_syncer.store.log.entries import (
-    ClosedItem,
-    CommittedItem,
-    ObjectRef,
-    SnapshotItem,
-)
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError, UnreadableObjectError
+from skerry_syncer.store.log.entries import INITIAL_BASE, ClosedItem, CommittedItem, ObjectRef, SnapshotItem
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.versions.blobs import SnapshotKind
+from skerry_syncer.store.versions.blobs import SnapshotKind, frame_batches
 from skerry_syncer.store.versions.replay import (
     UnreadableDeltaError,
     accumulate_deltas,
     scalars_to_record,
     snapshot_tensors,
+    weights_digest,
 )
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
-_RETRY_S: Final = 0.5  # between attempts to make a version durable: twice as long each time
-_LONGEST_RETRY_S: Final = 4.0
 _LONGEST_CHAIN: Final = 512  # updates without a snapshot: to find which are kept takes time with its square
 _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
@@ -81,7 +73,9 @@ UPDATE_OBJECT_SPANS: Final = 8
 class MergeResult:
     """A version that an outer state has come to, and that no other process knows of yet."""
 
+    closing: ClosedItem
     commit: CommittedItem  # without the update's objects
+    state: OuterState
     _run: Run = field(repr=False)
     _spans: Sequence[Span] = field(repr=False)
     _advanced: Sequence[AdvancedSpan] = field(repr=False)
@@ -164,7 +158,7 @@ async def merge_round(
     commit = CommittedItem(
         fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
     )
-    return MergeResult(commit, run, spans, advanced)
+    return MergeResult(closing, commit, state, run, spans, advanced)
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
@@ -212,81 +206,66 @@ async def _advance(step: Step, spans: Sequence[Span], workers: Workers) -> list[
 class Merger:
     """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
-    def __init__(self, run: Run, *, clock: Clock, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, *, workers: Workers, scratch: Scratch) -> None:
         """Starts with nothing cached."""
         self._run = run
-        self._clock = clock
         self._workers = workers
         self._scratch = scratch
         self._states = OuterStates(run, workers, scratch)
-        self.is_draining = False  # then a merge stops at a failure of the store
+        self._unstored: dict[str, MergeResult] = {}  # by fragment: a version that the store failed to take
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def frozen_set(self, key: MergeKey) -> ClosedItem | None:
-        """Returns the set that `key` names, or None once it was committed or closed again."""
-        closing = self._run.state.fragments[key.fragment].closing
-        is_current = closing is not None and (closing.version, closing.attempt) == (key.version, key.attempt)
-        return closing if is_current else None
+    def is_current(self, closing: ClosedItem) -> bool:
+        """Whether the set is neither committed nor closed again."""
+        return self._run.state.fragments[closing.fragment].closing == closing
 
-    async def merge(self, key: MergeKey) -> None:
-        """Merges the set that `key` names and commits it; returns without effect if it is no longer current.
+    async def merge(self, closing: ClosedItem) -> None:
+        """Merges a frozen set and commits the version; commits nothing if the set is no longer current.
+
+        What the store failed to take is kept in memory, and the next call stores the same.
 
         Raises:
             UnreadableDeltaError: a member can't be read.
-            StoreError: the store failed; nothing was committed.
+            StoreError: the store failed.
         """
-        fragment = self._run.state.fragments[key.fragment]
-        async with self._locks[key.fragment]:
-            closing = self.frozen_set(key)
-            if closing is None:
-                return
-            began_s = self._clock.monotonic_s()
-            outer = await self._states.take(fragment, key.version - 1)
-            try:
-                with self._scratch.lent(fragment.layout.numel) as acc:
-                    result = await merge_round(self._run, key.fragment, closing, outer, acc, workers=self._workers)
-            except BaseException:
-                if outer.version == key.version - 1:  # nothing was changed
-                    self._states.keep(key.fragment, outer, fragment.versions[outer.version].digest)
-                raise
-            await self._commit(key, began_s, outer, result)
-
-    async def _commit(self, key: MergeKey, began_s: float, outer: OuterState, result: MergeResult) -> None:
-        """Makes the version durable, and caches the state if the log names the same."""
-        await self._append(key, result)
-        fragment = self._run.state.fragments[key.fragment]
-        newest = fragment.versions.get(key.version)
-        if newest is None or newest.commit is None or not result.is_same_version_as(newest.commit.commit):
-            _LOG.info("merge was not used", fragment=key.fragment, version=key.version, attempt=key.attempt)
-            return
-        self._states.keep(key.fragment, outer, result.commit.digest)
-        _LOG.info(
-            "version committed",
-            run=self._run.spec.name,
-            fragment=key.fragment,
-            version=key.version,
-            delta_count=len(result.commit.scalars.coefficients),
-            merge_s=round(self._clock.monotonic_s() - began_s, 4),
-        )
-
-    async def _append(self, key: MergeKey, result: MergeResult) -> None:
-        """Stores the update and appends the commit, again and again while the set is current and the store fails.
-
-        Raises:
-            StoreUnavailableError, StoreFullError: while the replica drains.
-        """
-        pause_s = _RETRY_S
-        while self.frozen_set(key) is not None:
-            try:
-                await self._run.log.append([await result.stored()])
-                return
-            except (StoreUnavailableError, StoreFullError) as error:
-                if self.is_draining:
+        name = closing.fragment
+        async with self._locks[name]:
+            result = self._unstored.pop(name, None)
+            if result is not None and result.closing != closing:
+                self._settle(result)
+                result = None
+            if self.is_current(closing):
+                result = result or await self._merged(closing)
+                try:
+                    await self._run.log.append([await result.stored()])
+                except (StoreUnavailableError, StoreFullError):
+                    self._unstored[name] = result
                     raise
-                _LOG.warning("version is not known to be durable yet", fragment=key.fragment, cause=str(error))
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+            if result is not None:
+                self._settle(result)
+
+    async def _merged(self, closing: ClosedItem) -> MergeResult:
+        fragment = self._run.state.fragments[closing.fragment]
+        outer = await self._states.take(fragment, closing.version - 1)
+        try:
+            with self._scratch.lent(fragment.layout.numel) as acc:
+                return await merge_round(self._run, closing.fragment, closing, outer, acc, workers=self._workers)
+        except BaseException:
+            if outer.version == closing.version - 1:  # nothing was changed
+                self._states.keep(closing.fragment, outer, fragment.versions[outer.version].digest)
+            raise
+
+    def _settle(self, result: MergeResult) -> None:
+        """Caches the state of a version that the log names, and drops that of another."""
+        name, version = result.commit.fragment, result.commit.version
+        known = self._run.state.fragments[name].versions.get(version)
+        if known is None or known.commit is None or not result.is_same_version_as(known.commit.commit):
+            _LOG.info("merge was not used", fragment=name, version=version, attempt=result.commit.attempt)
+            return
+        self._states.keep(name, result.state, result.commit.digest)
+        count = len(result.closing.members)
+        _LOG.info("version committed", run=self._run.spec.name, fragment=name, version=version, delta_count=count)
 
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
@@ -322,11 +301,29 @@ class Merger:
         _LOG.info("snapshot stored", run=self._run.spec.name, fragment=name, version=version)
 
     async def seed(self, name: str) -> None:
-        """Makes version 0 of a draft's fragment, if its initial weights were pushed (`skerry_syncer.merge.seeding`).
+        """Makes version 0 of a draft's fragment from its first accepted push of initial weights, if there is one.
+
+        Idempotent: a second snapshot of version 0, by any replica, has no effect.
 
         Raises:
             StoreError: the store failed; the fragment has no version yet.
             UnreadableObjectError: the stored push is not what was accepted.
         """
         async with self._locks[name]:
-            await seed(self._run, name, self._workers, self._scratch)
+            fragment = self._run.state.fragments[name]
+            if fragment.version != INITIAL_BASE or not fragment.pending:
+                return
+            parts = next(iter(fragment.pending.values())).item.parts
+            (weights,) = self._scratch.zeros(1, fragment.layout.numel)
+            try:
+                for part in parts:
+                    async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
+                        out = weights[batch.first : batch.first + batch.numel]
+                        decode = partial(decode_frames, batch.data, fragment.layout, out, first=batch.first)
+                        await self._workers.run(decode)
+            except FrameError as error:
+                raise UnreadableObjectError(parts[0].name, f"initial weights. fragment={name}, {error}") from error
+            digest = await weights_digest(weights, workers=self._workers)
+            ref = await self._run.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(fragment.layout, weights))
+            await self._run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])
+            _LOG.info("initial weights stored", run=self._run.spec.name, fragment=name, numel=fragment.layout.numel)

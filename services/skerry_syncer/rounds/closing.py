@@ -1,15 +1,15 @@
 """What a close records: which deltas are members, how much each counts, and how long the round is.
 
 Pure functions of log and leases. The formulas are in `skerry.algorithm`; this file selects the learners and deltas that
-they apply to. A delta's norm and its learner's weight are compared with those of the others, so that one learner that
-lies can neither dominate a round nor stop it.
+they apply to. A delta's norm and its learner's weight are compared with those of the others, so that one broken
+learner can neither dominate a round nor stop it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -115,86 +115,83 @@ def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterat
             yield delta.item.norm_a_step
 
 
-def members_of(
-    state: RunState, fragment: FragmentState, view: MembershipView, deltas: Sequence[DeltaState]
-) -> tuple[Member, ...]:
-    """Returns the places of these deltas in a set that closes now: damped weights w f, and staleness in versions.
-
-    Staleness damps by rounds and not by versions: where learners are merged one by one each makes a version, and an
-    answer that took a moment is not stale for that. A learner's deltas together count for its bound at most.
-    """
-    items, policy = [delta.item for delta in deltas], state.policy
-    bounds, brought = _bounds(state, fragment, view, items), defaultdict[str, float](float)
-    for item in items:
-        brought[item.learner] += _weight(item, policy)
-    return tuple(
-        Member(
-            item.delta,
-            _weight(item, policy)
-            * min(1.0, bounds[item.learner] / brought[item.learner] if brought[item.learner] else 1.0)
-            * _damping(item, fragment, policy),
-            fragment.version - item.base_version,
-        )
-        for item in items
-    )
-
-
 def closed_round(
     state: RunState,
     fragment: FragmentState,
     view: MembershipView,
-    members: Sequence[Member],
+    deltas: Sequence[DeltaState],
     *,
     attempt: int,
     decided: tuple[Decided, ...],
 ) -> ClosedItem:
-    """Returns the entry that freezes `members` for the fragment's next version, with participation and length.
+    """Returns the entry that freezes these deltas for the fragment's next version, with participation and length.
 
-    Without members it makes the round void.
+    Each has its damped weight w f and its staleness in versions. Staleness damps by rounds and not by versions: where
+    learners are merged one by one each makes a version, and an answer that took a moment is not stale for that. A
+    learner's deltas together count for its bound at most. Without deltas the round is void.
     """
-    items = [state.deltas[member.delta].item for member in members]
-    step_counts, full = [item.step_count for item in items], state.policy.inner_step_count
+    items, policy = [delta.item for delta in deltas], state.policy
+    full = policy.inner_step_count
+    working = _working_learners(state, fragment, view)
+    bounds = _bounds(fragment, working, items, policy)
+    brought = defaultdict[str, float](float)
+    for item in items:
+        brought[item.learner] += _weight(item, policy)
+    shares = {name: min(1.0, bounds[name] / weight) if weight else 1.0 for name, weight in brought.items()}
+    dampings = [staleness_damping(fragment.rounds_behind(item.base_version, full)) for item in items]
+    members = tuple(
+        Member(
+            item.delta,
+            _weight(item, policy) * shares[item.learner] * damping,
+            fragment.version - item.base_version,
+        )
+        for item, damping in zip(items, dampings, strict=True)
+    )
+    step_counts = [item.step_count for item in items]
     length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
-    rho = _participation(state, fragment, view, members, length) if members else 1.0
-    missed = fragment.missed_step_count((item.learner for item in items), fragment.version)
+    contributed = [
+        Contribution(share_of_length(member.weight / damping, step_count, length), damping)
+        for member, damping, step_count in zip(members, dampings, step_counts, strict=True)
+    ]
+    mean = sum(delta.weight for delta in contributed) / max(len(brought), 1)
+    absent = [
+        _absent_weight(fragment, view, name, bounds, mean=mean, length=length)
+        for name in sorted(working - brought.keys())
+    ]
+    rho = participation(contributed, absent)
+    missed = fragment.missed_step_count(brought, fragment.version)
     after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
     return ClosedItem(
         fragment=fragment.layout.name,
         version=fragment.version + 1,
         attempt=attempt,
-        members=tuple(members),
+        members=members,
         participation=rho,
         decided=decided,
         length=after_outage or length,
     )
 
 
-def _participation(
-    state: RunState, fragment: FragmentState, view: MembershipView, members: Sequence[Member], length: float
+def _absent_weight(
+    fragment: FragmentState,
+    view: MembershipView,
+    learner: str,
+    bounds: Mapping[str, float],
+    *,
+    mean: float,
+    length: float,
 ) -> float:
-    """Returns rho of a round of that length.
+    """Returns with how much a working learner counts that brings nothing to a round of that length.
 
-    An absent learner counts with what it brought last, within the bound by the others. Before its first delta it counts
-    with the steps that it reports, at the contributors' weight for a round.
+    It counts with what it brought last, within the bound by the others. Before its first delta it counts with the
+    steps that it reports, at the contributors' mean weight for a round.
     """
-    items = [state.deltas[member.delta].item for member in members]
-    contributed = []
-    for member, item in zip(members, items, strict=True):
-        damping = _damping(item, fragment, state.policy)
-        contributed.append(Contribution(share_of_length(member.weight / damping, item.step_count, length), damping))
-    bounds = _bounds(state, fragment, view, items)
-    brought_by = {item.learner for item in items}
-    mean = sum(delta.weight for delta in contributed) / len(brought_by)
-    absent = []
-    for name in sorted(_working_learners(state, fragment, view) - brought_by):
-        if name in fragment.weights:
-            weight = min(fragment.weights[name], bounds[name])
-            step_count = fragment.step_counts[name]
-        else:
-            step_count = view.learners[name].step_count if name in view.learners else 0
-            weight = mean * min(1.0, step_count / length)
-        absent.append(share_of_length(weight, step_count, length))
-    return participation(contributed, absent)
+    if learner in fragment.weights:
+        weight, step_count = min(fragment.weights[learner], bounds[learner]), fragment.step_counts[learner]
+    else:
+        step_count = view.of(learner).report.step_count
+        weight = share_of_length(mean, step_count, length)
+    return share_of_length(weight, step_count, length)
 
 
 def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
@@ -216,23 +213,18 @@ def _working_learners(state: RunState, fragment: FragmentState, view: Membership
 
 
 def _bounds(
-    state: RunState, fragment: FragmentState, view: MembershipView, items: Sequence[AcceptedItem]
+    fragment: FragmentState, working: Iterable[str], items: Sequence[AcceptedItem], policy: Policy
 ) -> dict[str, float]:
     """Returns what each working learner counts for at most in a round of these deltas.
 
     Its peers count with what they bring to the round, or brought last if that is more.
     """
     known = fragment.weights
-    brought = {name: known[name] for name in _working_learners(state, fragment, view) if name in known}
+    brought = {name: known[name] for name in working if name in known}
     for item in items:
         last = brought.get(item.learner, known.get(item.learner, 0.0))
-        brought[item.learner] = max(last, _weight(item, state.policy))
-    return weight_bounds(brought, weight_cap=state.policy.weight_cap)
-
-
-def _damping(item: AcceptedItem, fragment: FragmentState, policy: Policy) -> float:
-    rounds = fragment.rounds_behind(item.base_version, policy.inner_step_count)
-    return staleness_damping(rounds)
+        brought[item.learner] = max(last, _weight(item, policy))
+    return weight_bounds(brought, weight_cap=policy.weight_cap)
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:
@@ -243,9 +235,14 @@ def _weight(item: AcceptedItem, policy: Policy) -> float:
 
 def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, delta: str) -> ClosedItem | None:
     """Returns the item that freezes a set again without an unreadable delta; None if that is not one of the set."""
-    members = tuple(member for member in closing.members if member.delta != delta)
-    if len(members) == len(closing.members):
+    members = [member.delta for member in closing.members]
+    if delta not in members:
         return None
-    decided = (Decided(delta, Fate.QUARANTINED, "its stored parts can't be read"),)
-    fragment = state.fragments[closing.fragment]
-    return closed_round(state, fragment, view, members, attempt=closing.attempt + 1, decided=decided)
+    return closed_round(
+        state,
+        state.fragments[closing.fragment],
+        view,
+        [state.deltas[member] for member in members if member != delta],
+        attempt=closing.attempt + 1,
+        decided=(Decided(delta, Fate.QUARANTINED, "its stored parts can't be read"),),
+    )

@@ -13,6 +13,12 @@ left, or is back with another session (its later steps can't be sent before). An
                    is waited for plus twice the mean lateness), slack = tau * xi_step - (xi_quorum + xi_sync);
                    negative: at once.
 
+    xi_step, xi_quorum, xi_sync    step time of the median learner, first delta to quorum, close to commit
+    lateness                       quorum to a delta that answers the round: how long the grace should have been
+
+All but the step times, which learners report, are moving averages over the fragments, by this replica's own monotonic
+clock: x <- x + 0.2 (new - x).
+
 The replica that closed a round merges it. Another one merges it too if no commit comes within 3 s and four times what
 the fragment's last merge took, at most a term; which of both commits is for the log to decide.
 
@@ -26,18 +32,18 @@ project's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.closing import closed_round, members_of, outliers
+from skerry_syncer.rounds.closing import closed_round, outliers
 from skerry_syncer.rounds.membership import MembershipView, expected_learners, has_quorum, is_open
-from skerry_syncer.rounds.timing import MergeKey, RoundTiming, RunTiming
 from skerry_syncer.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
 from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
-from skerry_syncer.store.log.state import FragmentState, Outcome, RunState
+from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState
 
 # A commit has to fit one log entry: bytes of all but the names of its update, and of one number in quotes with its
 # comma.
@@ -46,15 +52,51 @@ _SCALAR_BYTES: Final = 11
 # A merge that another replica has closed is taken over after so many seconds, and so many times what the last one took.
 _TAKE_OVER_S: Final = 3.0
 _TAKE_OVER_FACTOR: Final = 4.0
+# An observation five rounds ago counts for a third of a new one.
+_EMA_FACTOR: Final = 0.2
+# Step time assumed before any learner has reported one.
+_UNKNOWN_STEP_S: Final = 0.5
+# The grace window covers the step that a learner is in when it hears of the round, and half of one for its encoding.
+_GRACE_STEPS: Final = 1.5
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What to do now: items to propose to the log, merges to start, and when to ask again if nothing happens before."""
+    """What to do now, what is open, and when to ask again if nothing happens before."""
 
-    items: tuple[Item, ...]
-    merges: tuple[MergeKey, ...]
+    items: tuple[Item, ...]  # to propose to the log
+    merges: tuple[ClosedItem, ...]  # to start
+    open_rounds: tuple[tuple[str, int], ...]  # (fragment, version to be made)
     wake_at_s: float | None  # on the clock of `now_s`
+
+
+@dataclass
+class _Round:
+    """One fragment's current round as this replica timed it; times are None until they come."""
+
+    opened_at_s: float | None = None
+    quorum_at_s: float | None = None
+    last_quorum_at_s: float | None = None  # of the round before
+    close_position: int = -1  # of the last close seen: a round may open, close and commit between two looks
+    seen: frozenset[str] = frozenset()  # pending deltas that are in the averages
+    closing: ClosedItem | None = None  # the frozen set
+    closing_seen_at_s: float = 0.0
+    is_merging: bool = False  # here
+    merge_ended_at_s: float | None = None  # here, without a commit
+    merge_s: float = math.inf  # from the last close to its commit
+
+    def answered_quorum_s(self, delta: DeltaState, fragment: FragmentState, policy: Policy) -> float | None:
+        """Returns when the round that a delta answers had its quorum; None where it answers none.
+
+        A delta of fewer than H steps answers the round that gathers, or comes late to the one before, whose version it
+        does not know yet; else it is early for the next.
+        """
+        if delta.item.step_count >= policy.inner_step_count:
+            return None
+        if self.quorum_at_s is not None:
+            return self.quorum_at_s
+        newest = fragment.version if fragment.closing is None else fragment.closing.version
+        return self.last_quorum_at_s if delta.item.base_version < newest else None
 
 
 class RoundEngine:
@@ -62,9 +104,11 @@ class RoundEngine:
 
     def __init__(self) -> None:
         """Starts without any timing."""
-        self.timing = RunTiming()
-        self._own: set[MergeKey] = set()  # sets that an entry of this replica froze
-        self._merging: set[MergeKey] = set()
+        self._rounds: dict[str, _Round] = {}  # by fragment
+        self._own: dict[str, ClosedItem] = {}  # by fragment, of the sets that this replica froze: the one to merge
+        self._xi_quorum_s: float | None = None
+        self._xi_sync_s: float | None = None
+        self._lateness_s: float | None = None
 
     def decide(self, state: RunState, view: MembershipView, now_s: float, *, may_close: bool = True) -> Decisions:
         """Returns what follows from the log and the view at `now_s`.
@@ -73,82 +117,115 @@ class RoundEngine:
         closed. A merge is named once, until `merge_ended` is called for it.
         """
         items: list[Item] = []
-        merges: list[MergeKey] = []
-        wakes: list[float | None] = []
-        for _, fragment in sorted(state.fragments.items()):
+        merges: list[ClosedItem] = []
+        open_rounds: list[tuple[str, int]] = []
+        wakes: list[float] = []
+        for name, fragment in sorted(state.fragments.items()):
             opens = is_open(state, fragment, view)
-            timing = self.timing.observe(state, fragment, view, now_s, opens=opens)
-            if timing.closing is not None:
-                if timing.closing in self._merging:
-                    continue
-                due_s = self._merge_due_s(timing, state.policy)
+            if opens and state.status is RunStatus.OPEN:
+                open_rounds.append((name, fragment.version + (1 if fragment.closing is None else 2)))
+            timed = self._observed(state, fragment, view, now_s, opens=opens)
+            if timed.closing is not None:
+                due_s = math.inf if timed.is_merging else self._merge_due_s(timed, timed.closing, state.policy)
+                timed.is_merging |= due_s <= now_s
                 if due_s <= now_s:
-                    merges.append(timing.closing)
-                else:
-                    wakes.append(due_s)
+                    merges.append(timed.closing)
             elif fragment.pending and may_close and state.status in (RunStatus.OPEN, RunStatus.CLOSING):
-                close_s = self._close_due_s(state, fragment, view, timing)
-                if close_s is not None and close_s <= now_s:
+                due_s = self._close_due_s(state, fragment, view, timed)
+                if due_s <= now_s:
                     items.extend(_close(state, fragment, view))
-                else:
-                    wakes.append(close_s)
-        self._merging.update(merges)
+            else:
+                continue
+            if now_s < due_s < math.inf:
+                wakes.append(due_s)
         if may_close and not items and _is_drained(state):
             items.append(StatusItem(RunStatus.CLOSED))
-        wake_at_s = min((wake_s for wake_s in wakes if wake_s is not None), default=None)
-        return Decisions(tuple(items), tuple(merges), wake_at_s)
-
-    def merge_ended(self, key: MergeKey, now_s: float) -> None:
-        """Says that this replica's merge of `key` is over; without a commit it is due again a term from now."""
-        self._merging.discard(key)
-        self._own.discard(key)
-        timing = self.timing.rounds.get(key.fragment)
-        if timing is not None and timing.closing == key:
-            timing.merge_ended_at_s = now_s
+        return Decisions(tuple(items), tuple(merges), tuple(open_rounds), min(wakes, default=None))
 
     def appended(self, outcomes: Iterable[Outcome]) -> None:
-        """Says what became of items that this replica appended."""
+        """Says what the log made of items of this replica, which merges the sets that it froze at once."""
         for outcome in outcomes:
             if outcome.rejection is None and isinstance(outcome.item, ClosedItem):
-                self.adopt_close(outcome.item)
+                self._own[outcome.item.fragment] = outcome.item
 
-    def adopt_close(self, item: ClosedItem) -> None:
-        """Says that the log admitted `item` from this replica, which so merges the set without waiting for a term."""
-        self._own.add(MergeKey(item.fragment, item.version, item.attempt))
+    def merge_ended(self, closing: ClosedItem, now_s: float) -> None:
+        """Says that this replica's merge of the set is over; without a commit it is due again a term from now."""
+        timed = self._rounds[closing.fragment]
+        if timed.closing == closing:
+            timed.is_merging, timed.merge_ended_at_s = False, now_s
 
     def open_since_s(self) -> list[float]:
         """Returns when each round that is open was first seen open here, on the clock of `now_s`."""
-        return [timing.opened_at_s for timing in self.timing.rounds.values() if timing.opened_at_s is not None]
+        return [timed.opened_at_s for timed in self._rounds.values() if timed.opened_at_s is not None]
 
-    def open_rounds(self, state: RunState, view: MembershipView) -> tuple[tuple[str, int], ...]:
-        """Returns (fragment, version to be made) of every open round."""
-        return tuple(
-            (name, fragment.version + (1 if fragment.closing is None else 2))
-            for name, fragment in sorted(state.fragments.items())
-            if state.status is RunStatus.OPEN and is_open(state, fragment, view)
-        )
+    def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
+        """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""
+        slack_s = policy.tau * _step_s(view) - ((self._xi_quorum_s or 0.0) + (self._xi_sync_s or 0.0))
+        slowest_s = max((report.step_time_s for name, report in view.live.items() if name in expected), default=0.0)
+        enough_s = _GRACE_STEPS * (slowest_s or _UNKNOWN_STEP_S) + 2 * (self._lateness_s or 0.0)
+        return max(0.0, min(policy.grace_factor * slack_s, enough_s))
 
-    def _merge_due_s(self, timing: RoundTiming, policy: Policy) -> float:
+    def _merge_due_s(self, timed: _Round, closing: ClosedItem, policy: Policy) -> float:
         """Returns when this replica merges the frozen set: its own at once, another's when that seems to be dead."""
-        if timing.closing in self._own:
-            return timing.closing_seen_at_s
-        if timing.merge_ended_at_s is not None:
-            return timing.merge_ended_at_s + policy.lease_term_s
-        return timing.closing_seen_at_s + min(policy.lease_term_s, _TAKE_OVER_S + _TAKE_OVER_FACTOR * timing.merge_s)
+        if timed.merge_ended_at_s is not None:
+            return timed.merge_ended_at_s + policy.lease_term_s
+        if self._own.get(closing.fragment) == closing:
+            return timed.closing_seen_at_s
+        return timed.closing_seen_at_s + min(policy.lease_term_s, _TAKE_OVER_S + _TAKE_OVER_FACTOR * timed.merge_s)
 
-    def _close_due_s(
-        self, state: RunState, fragment: FragmentState, view: MembershipView, timing: RoundTiming
-    ) -> float | None:
-        """Returns when the fragment's round closes, if nothing happens before; None: not without another delta."""
+    def _close_due_s(self, state: RunState, fragment: FragmentState, view: MembershipView, timed: _Round) -> float:
+        """Returns when the fragment's round closes, if nothing happens before; infinity: not without another delta."""
         if state.status is RunStatus.CLOSING:
             return -math.inf
-        if timing.opened_at_s is None or timing.quorum_at_s is None:
-            return None
+        if timed.opened_at_s is None or timed.quorum_at_s is None:
+            return math.inf
         expected = expected_learners(state, fragment, view)
         contributors = {delta.item.learner for delta in fragment.pending.values()}
         if view.is_mature(state.policy) and expected <= contributors:
-            return timing.quorum_at_s
-        return timing.quorum_at_s + self.timing.grace_s(state.policy, view, expected)
+            return timed.quorum_at_s
+        return timed.quorum_at_s + self.grace_s(state.policy, view, expected)
+
+    def _observed(
+        self, state: RunState, fragment: FragmentState, view: MembershipView, now_s: float, *, opens: bool
+    ) -> _Round:
+        """Returns the fragment's round after a look at `now_s`; `opens` says that it may close."""
+        timed = self._rounds.setdefault(fragment.layout.name, _Round())
+        longest_s = state.policy.inner_step_count * _step_s(view)  # of what enters an average
+        if fragment.closing != timed.closing:
+            if fragment.closing is None:
+                timed.merge_s = now_s - timed.closing_seen_at_s
+                self._xi_sync_s = _averaged(self._xi_sync_s, timed.merge_s)
+            timed.closing, timed.closing_seen_at_s = fragment.closing, now_s
+            timed.is_merging, timed.merge_ended_at_s = False, None
+        if fragment.last_close_position != timed.close_position:
+            timed.close_position, timed.last_quorum_at_s = fragment.last_close_position, timed.quorum_at_s
+            timed.opened_at_s = timed.quorum_at_s = None
+        for delta in (delta for name, delta in fragment.pending.items() if name not in timed.seen):
+            quorum_at_s = timed.answered_quorum_s(delta, fragment, state.policy)
+            if quorum_at_s is not None:
+                self._lateness_s = _averaged(self._lateness_s, min(now_s - quorum_at_s, longest_s))
+        timed.seen = frozenset(fragment.pending)
+        if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
+            timed.opened_at_s = timed.quorum_at_s = None
+        if opens:
+            timed.opened_at_s = now_s if timed.opened_at_s is None else timed.opened_at_s
+        elif timed.quorum_at_s is None:  # the learner whose end would have opened it is gone
+            timed.opened_at_s = None
+        if timed.opened_at_s is not None and timed.quorum_at_s is None and has_quorum(fragment, state.policy):
+            timed.quorum_at_s = now_s
+            self._xi_quorum_s = _averaged(self._xi_quorum_s, min(now_s - timed.opened_at_s, longest_s))
+        return timed
+
+
+def _averaged(average: float | None, value: float) -> float:
+    return value if average is None else average + _EMA_FACTOR * (value - average)
+
+
+def _step_s(view: MembershipView) -> float:
+    """Returns xi_step, of learners that have reported their step time."""
+    return statistics.median_high(
+        [report.step_time_s for report in view.live.values() if report.step_time_s] or [_UNKNOWN_STEP_S]
+    )
 
 
 def most_members(layout: FragmentLayout) -> int:
@@ -169,8 +246,7 @@ def _close(state: RunState, fragment: FragmentState, view: MembershipView) -> li
     is_complete = state.status is RunStatus.CLOSING or has_quorum(fragment, state.policy, without=late)
     if not deltas or not is_complete:
         return [FateItem(decided)] if decided else []
-    members = members_of(state, fragment, view, deltas)
-    return [closed_round(state, fragment, view, members, attempt=fragment.next_attempt, decided=decided)]
+    return [closed_round(state, fragment, view, deltas, attempt=fragment.next_attempt, decided=decided)]
 
 
 def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from skerry.algorithm.rounds import weight_bounds
 from skerry.wire.policy import Policy
@@ -17,15 +19,43 @@ from skerry_syncer.store.log.state import FragmentState, RunState
 _SMALL_SHARE: Final = 0.4
 
 
+# The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
+LONGEST_S: Final = 365 * 86_400
+# What the messages can hold; another replica's advice has no other numbers either.
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """A learner's own figures; specified in `skerry/v1/types.proto`."""
+
+    step_count: _Int64 = 0
+    token_count: _Int64 = 0
+    step_time_s: _Duration = 0.0  # 0: not known
+    loss: float | None = None
+    sent_bytes: _Int64 = 0
+    received_bytes: _Int64 = 0
+    adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
+    stall_time_s: _Duration = 0.0
+    is_flushing: bool = False  # it has stopped training and sends its last work
+    unsent_step_count: _Int64 = 0
+    problem: str = ""
+    dropped_step_count: _Int64 = 0
+
+    @property
+    def token_rate(self) -> float:
+        """Tokens a second; 0 if it is not known."""
+        steps_s = self.step_count * self.step_time_s
+        return self.token_count / steps_s if steps_s > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class LearnerView:
     """A learner as this replica sees it through leases: advice, never truth."""
 
-    is_live: bool
-    step_count: int = 0  # of its last report
-    step_time_s: float | None = None  # moving average that it reports
-    token_rate: float = 0.0  # tokens a second, by that average; 0: not known
-    is_flushing: bool = False  # it has stopped training and sends its last work
+    is_live: bool = False
+    report: LearnerReport = LearnerReport()
 
 
 @dataclass(frozen=True)
@@ -34,6 +64,15 @@ class MembershipView:
 
     learners: Mapping[str, LearnerView]
     age_s: float  # how long this replica has been watching the leases
+
+    def of(self, learner: str) -> LearnerView:
+        """Returns a learner, who is not live and has reported nothing if this replica has not heard of it."""
+        return self.learners.get(learner, LearnerView())
+
+    @property
+    def live(self) -> dict[str, LearnerReport]:
+        """The reports of the learners that are live."""
+        return {name: learner.report for name, learner in self.learners.items() if learner.is_live}
 
     def is_mature(self, policy: Policy) -> bool:
         """Whether the view is old enough that an absent learner is known to be absent."""
@@ -56,7 +95,7 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
         attached = {name for name in lately if name in fragment.weights or not state.learners[name].was_back}
         expected, brought = present & (recent | attached), fragment.weights
     else:
-        expected, brought = present, {name: view.learners[name].token_rate for name in present}
+        expected, brought = present, {name: view.of(name).report.token_rate for name in present}
     known = {name: weight for name, weight in brought.items() if name in present and weight}
     bounds = weight_bounds(known, weight_cap=state.policy.weight_cap)
     largest = max((min(weight, bounds[name]) for name, weight in known.items()), default=0.0)
@@ -65,9 +104,12 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
 
 def present_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     """Returns the learners that are live or contributed to one of the last closes, and have not left."""
-    live = {name for name, learner in view.learners.items() if learner.is_live}
     recent = set[str]().union(*fragment.contributors)
-    return {name for name in live | recent if (known := state.learners.get(name)) is not None and not known.has_left}
+    return {
+        name
+        for name in view.live.keys() | recent
+        if (known := state.learners.get(name)) is not None and not known.has_left
+    }
 
 
 def participants(state: RunState) -> set[str]:
@@ -83,12 +125,12 @@ def has_quorum(fragment: FragmentState, policy: Policy, *, without: Collection[s
 
 def is_open(state: RunState, fragment: FragmentState, view: MembershipView) -> bool:
     """Whether the fragment's pending deltas make a round that may close."""
-    for delta in fragment.pending.values():
-        item, known = delta.item, state.learners.get(delta.item.learner)
-        learner = view.learners.get(item.learner, LearnerView(is_live=False))
-        is_awaited = learner.is_flushing or (known is not None and known.session != item.session)
-        later_steps = learner.step_count - item.last_step
-        is_full = max(item.step_count, later_steps) >= state.policy.inner_step_count
-        if is_full or (learner.is_live and is_awaited) or (known is not None and known.has_left):
+    for item in (delta.item for delta in fragment.pending.values()):
+        known, seen = state.learners.get(item.learner), view.of(item.learner)
+        later_steps = seen.report.step_count - item.last_step
+        if max(item.step_count, later_steps) >= state.policy.inner_step_count:
+            return True
+        is_last = seen.report.is_flushing or (known is not None and known.session != item.session)
+        if (seen.is_live and is_last) or (known is not None and known.has_left):
             return True
     return False

@@ -224,7 +224,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(
-                    run=run_message(replica.state), learners=learner_messages(replica.learner_records())
+                    run=run_message(replica.state), learners=learner_messages(replica.state, replica.view())
                 )
             )
             if request.after_position >= 1:

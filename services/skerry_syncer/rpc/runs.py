@@ -108,7 +108,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             message = f"{error}. runs of similar names: {', '.join(near)}"
             raise SyncerError("RUN_NOT_FOUND", message, metadata={"similar_names": " ".join(near)}) from error
         return runs_pb2.GetRunResponse(
-            run=run_message(replica.state), learners=learner_messages(replica.learner_records())
+            run=run_message(replica.state), learners=learner_messages(replica.state, replica.view())
         )
 
     async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:

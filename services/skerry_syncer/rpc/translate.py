@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -20,14 +20,17 @@ from skerry.wire.messages import (
 )
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
-from skerry_syncer.rounds.leases import LONGEST_S, REASON_PATTERN, LearnerRecord, LearnerReport
+from skerry_syncer.rounds.membership import LONGEST_S, LearnerReport, MembershipView, participants
 from skerry_syncer.run.events import REPORTED_AS_THEY_ARE, fate_message, learner_message, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
-from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
+from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState, VersionState
 
 # Tensors up to which it is said which ones differ where a learner has another number of them than the run.
 _MOST_COMPARED: Final = 10_000
+# Learners of one answer: a message holds some thousands.
+_MOST_LISTED: Final = 256
+_REASON_PATTERN: Final = "[A-Z0-9_]{0,64}"
 # Of the learners in an answer, beside the run's tensors.
 _MOST_LEARNER_BYTES: Final = 2**19
 # By the state of an open run: with many tensors it takes long to make.
@@ -62,9 +65,21 @@ def _created(spec: RunSpec) -> types_pb2.Run:
     return message
 
 
-def learner_messages(records: Iterable[LearnerRecord]) -> list[types_pb2.LearnerStatus]:
-    """Returns learners as clients see them, without the versions that they adopted if those are too many to send."""
-    messages = [learner_message(record) for record in records]
+def learner_messages(state: RunState, view: MembershipView) -> list[types_pb2.LearnerStatus]:
+    """Returns learners as clients see them; of more than 256 those that are live or attached last.
+
+    The versions that they adopted are left out if they are too many to send.
+    """
+
+    def rank(known: LearnerState) -> tuple[bool, int]:
+        return view.of(known.learner).is_live, known.attached_at
+
+    newest = sorted(state.learners.values(), key=rank, reverse=True)[:_MOST_LISTED]
+    contributors = participants(state)
+    messages = [
+        learner_message(known, view.of(name), is_participating=name in contributors)
+        for name, known in sorted((known.learner, known) for known in newest)
+    ]
     if sum(message.ByteSize() for message in messages) > _MOST_LEARNER_BYTES:
         for message in messages:
             if message.HasField("report"):
@@ -130,8 +145,8 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[
     for field in (*counts, "sent_bytes", "received_bytes"):
         if getattr(message, field) < 0:
             raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
-    if re.fullmatch(REASON_PATTERN, message.problem) is None:
-        raise bad_request(f"problem must be a reason: {REASON_PATTERN}. problem={message.problem[:80]!r}")
+    if re.fullmatch(_REASON_PATTERN, message.problem) is None:
+        raise bad_request(f"problem must be a reason: {_REASON_PATTERN}. problem={message.problem[:80]!r}")
     names = [one.fragment for one in message.adopted[: len(fragments) + 1]]  # there may be millions
     if len(set(names)) != len(names) or any(name not in fragments for name in names):
         raise bad_request("adopted names a fragment twice, or a fragment that the run does not have")

@@ -6,7 +6,7 @@ the older ones. One listing finds the advice on all learners of a run, and only 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Final
 
 from skerry.runtime.logs import get_logger
@@ -25,8 +25,8 @@ class AdviceBoard:
     def __init__(self, log: RunLog) -> None:
         """Takes the log of the run."""
         self._log = log
-        self._prefix = f"{log.prefix}/learners"
-        self._names: dict[str, set[str]] = {}  # by learner: the objects at the last listing or write
+        self._folder = f"{log.prefix}/learners"
+        self._known: set[str] = set()  # the objects that this replica has read or written
 
     async def share(self, leases: Leases, now_s: float) -> bool:
         """Publishes the leases that were renewed here and reads those of other replicas; returns whether it read any.
@@ -35,37 +35,24 @@ class AdviceBoard:
             StoreError: the store failed; the next call shares the newest leases.
         """
         for learner, advice in leases.unpublished():
-            await self._publish(learner, advice)
-        has_news = False
-        async for learner, advice in self._news():
-            has_news = True
-            try:
-                leases.hear(learner, advice, now_s)
-            except ValueError as error:
-                _LOG.warning("advice is not readable", learner=learner, cause=str(error))
-        return has_news
-
-    async def _publish(self, learner: str, advice: bytes) -> None:
-        name = f"{self._prefix}/{learner}/{self._log.entropy.hex_id()}"
-        await self._log.objects.write(name, advice)
-        older = self._names.get(learner, set())
-        self._names[learner] = {name}
-        if older:
-            await self._log.objects.delete(sorted(older))
-
-    async def _news(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Yields (learner, advice) of every object that this replica has neither read nor written."""
-        names: dict[str, set[str]] = {}
-        async for info in self._log.objects.list(self._prefix):
-            learner, _, rest = info.name.removeprefix(f"{self._prefix}/").partition("/")
-            if rest and info.size_bytes <= _MAX_ADVICE_BYTES:
-                names.setdefault(learner, set()).add(info.name)
-        self._names = {learner: listed & self._names.get(learner, set()) for learner, listed in names.items()}
-        for learner, listed in sorted(names.items()):
-            for name in sorted(listed - self._names[learner]):
+            await self._publish(f"{self._folder}/{learner}/", advice)
+        listed = {i.name async for i in self._log.objects.list(self._folder) if i.size_bytes <= _MAX_ADVICE_BYTES}
+        self._known &= listed
+        news = sorted(listed - self._known)
+        for name in news:
+            with suppress(ObjectMissingError):  # replaced since it was listed
+                advice = await self._log.objects.get(name)
+                self._known.add(name)
                 try:
-                    advice = await self._log.objects.get(name)
-                except ObjectMissingError:  # replaced since it was listed
-                    continue
-                self._names[learner].add(name)
-                yield learner, advice
+                    leases.hear(name.split("/")[-2], advice, now_s)
+                except ValueError as error:
+                    _LOG.warning("advice is not readable", name=name, cause=str(error))
+        return bool(news)
+
+    async def _publish(self, folder: str, advice: bytes) -> None:
+        name = folder + self._log.entropy.hex_id()
+        await self._log.objects.write(name, advice)
+        older = sorted(known for known in self._known if known.startswith(folder))
+        self._known = self._known.difference(older) | {name}
+        if older:
+            await self._log.objects.delete(older)

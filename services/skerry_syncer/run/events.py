@@ -21,7 +21,7 @@ from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
 from skerry.wire.messages import enum_to_message, policy_to_message
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rounds.leases import LearnerRecord
+from skerry_syncer.rounds.membership import LearnerReport, LearnerView
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
@@ -35,7 +35,7 @@ from skerry_syncer.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.log.state import DeltaState, Outcome, RunState
+from skerry_syncer.store.log.state import DeltaState, LearnerState, Outcome, RunState
 
 # The fields of a learner's report that are the same in a message and here.
 REPORTED_AS_THEY_ARE: Final = (
@@ -92,9 +92,9 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
         case RollbackItem() as item:
             rolled_back = event.rolled_back
             rolled_back.versions.extend(
-                version_message(one.fragment, one.version, one.digest) for one in item.fragments
+                version_message(target.fragment, target.version, target.digest) for target in item.fragments
             )
-            rolled_back.source_versions.extend(one.source_version for one in item.fragments)
+            rolled_back.source_versions.extend(target.source_version for target in item.fragments)
             rolled_back.run_step_count = state.step_count
         case StatusItem() as item:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
@@ -132,21 +132,22 @@ def fate_message(delta: DeltaState) -> v1.DeltaFate:
     )
 
 
-def learner_message(record: LearnerRecord) -> v1.LearnerStatus:
+def learner_message(known: LearnerState, seen: LearnerView, *, is_participating: bool) -> v1.LearnerStatus:
     """Returns a learner as observers see it."""
     message = v1.LearnerStatus(
-        learner_id=record.learner,
-        region=record.region,
-        is_live=record.is_live,
-        is_participating=record.is_participating,
-        has_left=record.has_left,
+        learner_id=known.learner,
+        region=known.region,
+        is_live=seen.is_live,
+        is_participating=is_participating,
+        has_left=known.has_left,
         fates=[
-            v1.FateCount(fate=enum_to_message(v1.Fate, fate), reason=why, delta_count=count)
-            for fate, why, count in record.fates
+            v1.FateCount(fate=enum_to_message(v1.Fate, fate), reason=reason, delta_count=count)
+            for fate, reasons in known.fates.items()
+            for reason, count in reasons.items()
         ],
     )
-    report = record.report
-    if report is not None:
+    report = seen.report
+    if report != LearnerReport():
         message.report.CopyFrom(
             v1.LearnerReport(
                 step_time=duration_message(report.step_time_s),
@@ -248,10 +249,10 @@ class Followers:
             if not stream.learner or learners is None or stream.learner in learners:
                 stream.put(event)
 
-    def send_learner(self, position: int, record: Callable[[], LearnerRecord]) -> None:
-        """Tells observers of a learner, if there are any: where it has many fragments, that takes long to make."""
-        if any(not stream.learner for stream in self._streams):
-            self.send(Event(position=position, learner=learner_message(record())))
+    @property
+    def have_observers(self) -> bool:
+        """Whether anybody but learners follows the run."""
+        return any(not stream.learner for stream in self._streams)
 
     def end(self, error: Exception, ends: Callable[[EventStream], object] = lambda _: True) -> None:
         """Ends the streams for which `ends` holds."""

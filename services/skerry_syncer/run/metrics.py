@@ -181,9 +181,8 @@ class _Followed:
             yield "skerry_version", (run, name), fragment.version
         if state.status is RunStatus.OPEN:
             yield "skerry_version_age_seconds", (run,), now_s - self._version_at_s
-        view = self._replica.leases.view(state, now_s)
-        live = {name: learner for name, learner in view.learners.items() if learner.is_live}
-        steps_s = [learner.step_time_s for learner in live.values() if learner.step_time_s is not None]
+        live = self._replica.view().live
+        steps_s = [report.step_time_s for report in live.values() if report.step_time_s]
         if steps_s:
             yield "skerry_round_length_seconds", (run,), state.policy.inner_step_count * statistics.median(steps_s)
         ages_s = [now_s - opened_at_s for opened_at_s in self._replica.engine.open_since_s()]

@@ -23,10 +23,10 @@ from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
 from skerry_syncer.rounds.closing import closed_without
 from skerry_syncer.rounds.engine import RoundEngine
-from skerry_syncer.rounds.leases import LearnerRecord, LearnerReport, Leases
-from skerry_syncer.rounds.timing import MergeKey
+from skerry_syncer.rounds.leases import Leases
+from skerry_syncer.rounds.membership import LearnerReport, MembershipView, participants
 from skerry_syncer.run.advice import AdviceBoard
-from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of
+from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of, learner_message
 from skerry_syncer.run.pace import Pace, wait
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
@@ -67,7 +67,7 @@ class RunReplica:
         self.stored = run
         self.log, self.blobs = run.log, run.blobs
         self.workers = workers
-        self.merger = Merger(run, clock=clock, workers=workers, scratch=scratch)
+        self.merger = Merger(run, workers=workers, scratch=scratch)
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
         self.leases = Leases(clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
@@ -82,8 +82,7 @@ class RunReplica:
         self._advise_now = asyncio.Event()
         self.pace = Pace(clock)
         self._news = asyncio.Event()  # set at the next entry, and then replaced
-        self._closing_count = 0  # calls that wait for the run's end
-        self._has_open_round = False
+        self._open_rounds: tuple[tuple[str, int], ...] = ()  # (fragment, version to be made), at the last decision
         self._is_draining = False
         self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -106,7 +105,7 @@ class RunReplica:
     @property
     def is_idle(self) -> bool:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
-        return not (self.followers or self._closing_count or self._merges or self._is_busy())
+        return not (self.followers or self._merges or self._is_busy())
 
     def wake(self) -> None:
         """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
@@ -139,7 +138,7 @@ class RunReplica:
 
     async def drain(self, grace_s: float) -> None:
         """Announces the drain to followers, closes no further round, and returns when merges have ended."""
-        self._is_draining = self.merger.is_draining = True
+        self._is_draining = True
         self._send(draining=Draining(grace=duration_message(grace_s)))
         self.followers.close(DrainingError())
         self._decide_now.set()
@@ -192,16 +191,15 @@ class RunReplica:
             known = self.state.fragments[fragment]
             self._announce(fragment, known.version + (1 if known.closing is None else 2))
 
-    def learner_records(self) -> tuple[LearnerRecord, ...]:
-        """Returns every learner that the log knows, as observers see it now."""
-        return self.leases.records(self.state, self._clock.monotonic_s())
+    def view(self) -> MembershipView:
+        """Returns which learners are live now, and what they reported last."""
+        return self.leases.view(self.state, self._clock.monotonic_s())
 
     def open_rounds(self) -> list[Event]:
         """Returns the events of the rounds that are open now, for a learner that attaches."""
-        view = self.leases.view(self.state, self._clock.monotonic_s())
         return [
             Event(position=self.state.position, round_opened=RoundOpened(fragment=fragment, version=version))
-            for fragment, version in self.engine.open_rounds(self.state, view)
+            for fragment, version in self._open_rounds
         ]
 
     async def closed(self) -> None:
@@ -210,14 +208,10 @@ class RunReplica:
         Raises:
             DrainingError: the replica drains or fails first.
         """
-        self._closing_count += 1
-        try:
-            while self.state.status is not RunStatus.CLOSED:
-                if self._is_draining or self._has_ended:
-                    raise DrainingError
-                await self._news.wait()
-        finally:
-            self._closing_count -= 1
+        while self.state.status is not RunStatus.CLOSED:
+            if self._is_draining or self._has_ended:
+                raise DrainingError
+            await self._news.wait()
 
     def _on_entry(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Sends an entry's events to followers and wakes everything that waits for a change."""
@@ -253,8 +247,11 @@ class RunReplica:
         self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log
 
     def _send_learner(self, learner: str) -> None:
-        now_s = self._clock.monotonic_s()
-        self.followers.send_learner(self.state.position, lambda: self.leases.record(self.state, learner, now_s))
+        if self.followers.have_observers:  # of many fragments the message takes long to make
+            known = self.state.learners[learner]
+            seen = self.leases.seen(self.state, known, self._clock.monotonic_s())
+            is_participating = learner in participants(self.state)
+            self._send(learner=learner_message(known, seen, is_participating=is_participating))
 
     def _announce(self, fragment: str, version: int) -> None:
         """Sends RoundOpened, once for each round."""
@@ -287,7 +284,7 @@ class RunReplica:
             await wait(self._tail_now, self.pace.pause_s(0.0, longest_s) if is_read else self._settings.retry_s)
 
     def _is_busy(self) -> bool:
-        return self._has_open_round or any(fragment.closing for fragment in self.state.fragments.values())
+        return bool(self._open_rounds) or any(fragment.closing for fragment in self.state.fragments.values())
 
     async def _decide(self) -> None:
         """Appends what the round engine decides and starts the merges that it names."""
@@ -296,15 +293,15 @@ class RunReplica:
             now_s = self._clock.monotonic_s()
             view = self.leases.view(self.state, now_s)
             decisions = self.engine.decide(self.state, view, now_s, may_close=not self._is_draining)
-            live = {name for name, learner in view.learners.items() if learner.is_live}
+            live = set(view.live)
             for learner in sorted(live ^ self._live):  # its lease ran out or came back
                 self._send_learner(learner)
             self._live = live
-            self._has_open_round = bool(open_rounds := self.engine.open_rounds(self.state, view))
-            for fragment, version in open_rounds:
+            self._open_rounds = decisions.open_rounds
+            for fragment, version in decisions.open_rounds:
                 self._announce(fragment, version)
-            for key in decisions.merges:
-                self._start(self._merge(key))
+            for closing in decisions.merges:
+                self._start(self._merge(closing))
             self._start_seeds()
             if decisions.items and await self._propose(decisions.items):
                 continue
@@ -347,42 +344,40 @@ class RunReplica:
         del self._merges[task]
         self._decide_now.set()
 
-    async def _merge(self, key: MergeKey) -> None:
+    async def _merge(self, closing: ClosedItem) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
-        pause_s = self._settings.retry_s
+        pause_s, facts = self._settings.retry_s, {"fragment": closing.fragment, "version": closing.version}
         try:
-            while self.merger.frozen_set(key) is not None:
-                work = self._merge_once(key)
-                if not await self._done(work, "merge failed", fragment=key.fragment, version=key.version):
-                    if self._is_draining:
-                        return
-                    await self._clock.sleep(pause_s)
-                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
+            while self.merger.is_current(closing) and not await self._done(
+                self._merge_once(closing), "merge failed", **facts
+            ):
+                if self._is_draining:
+                    return
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._settings.longest_retry_s)
         finally:
-            self.engine.merge_ended(key, self._clock.monotonic_s())
+            self.engine.merge_ended(closing, self._clock.monotonic_s())
 
-    async def _merge_once(self, key: MergeKey) -> None:
+    async def _merge_once(self, closing: ClosedItem) -> None:
         try:
-            await self.merger.merge(key)
+            await self.merger.merge(closing)
         except DAMAGE as error:
-            closing = self.merger.frozen_set(key)
-            if closing is None:  # another replica committed it, and what it was made of may be collected
+            if not self.merger.is_current(closing):  # it is committed, and what it was made of may be collected
                 return
             if not isinstance(error, UnreadableDeltaError) or not await self._close_again(closing, error):
                 hint = "restore it from a backup, or keep the weights and lose momentum by `skerry rollback`"
                 facts = f"{error}. {hint}. position={self.state.position}"
-                raise UnreadableObjectError(f"state of fragment {key.fragment}", facts) from error
+                raise UnreadableObjectError(f"state of fragment {closing.fragment}", facts) from error
         else:
-            if self.merger.wants_snapshot(key.fragment):
-                await self.merger.snapshot(key.fragment)
+            if self.merger.wants_snapshot(closing.fragment):
+                await self.merger.snapshot(closing.fragment)
 
     async def _close_again(self, closing: ClosedItem, error: UnreadableDeltaError) -> bool:
         """Freezes the set again without the unreadable delta, and returns whether that is one of the set.
 
         A set that becomes empty makes the round void.
         """
-        view = self.leases.view(self.state, self._clock.monotonic_s())
-        item = closed_without(self.state, view, closing, error.delta)
+        item = closed_without(self.state, self.view(), closing, error.delta)
         if item is None:  # it made an older version
             return False
         _LOG.warning("closing a round without an unreadable delta", fragment=closing.fragment, cause=str(error))

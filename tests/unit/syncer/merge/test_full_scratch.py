@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.runtime.clock import SystemClock
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.outer_states import OuterStates
-from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError
 from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
@@ -43,12 +41,11 @@ async def drivers() -> list[Driver]:
 
 async def test_merges_go_on_when_scratch_is_full(small_scratch: Scratch) -> None:
     runs = await drivers()
-    mergers = [Merger(run.run, clock=SystemClock(), workers=run.workers, scratch=small_scratch) for run in runs]
+    mergers = [Merger(run.run, workers=run.workers, scratch=small_scratch) for run in runs]
     for version in (1, 2):
         for run, merger in zip(runs, mergers, strict=True):
             delta = await run.push(0, np.full(LAYOUT.numel, 0.5, np.float32))
-            await run.close([delta])
-            await merger.merge(MergeKey(FRAGMENT, version, 0))
+            await merger.merge(await run.close([delta]))
             assert run.log.state.fragments[FRAGMENT].version == version
             run.state.version = version
     for run in runs:

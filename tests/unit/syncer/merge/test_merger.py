@@ -11,10 +11,8 @@ import pytest
 from msgspec import structs
 
 from skerry.algorithm.step import AdvancedSpan, OuterState, Span, Step, advance_span
-from skerry.runtime.clock import SystemClock
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
-from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate
 from skerry_syncer.store.maintenance.verify import verify_run
@@ -73,7 +71,7 @@ class Run:
     def __init__(self, driver: Driver, objects: HookedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = driver
         self.objects = objects
-        self.merger = Merger(driver.run, clock=SystemClock(), workers=driver.workers, scratch=driver.scratch)
+        self.merger = Merger(driver.run, workers=driver.workers, scratch=driver.scratch)
         self.rebuilt: list[int] = []
         rebuild = Replayer.rebuild
 
@@ -82,7 +80,6 @@ class Run:
             return await rebuild(replayer, version, scratch)
 
         monkeypatch.setattr(Replayer, "rebuild", counted)
-        monkeypatch.setattr("skerry_syncer.merge.merger._RETRY_S", 0.0)
 
     @property
     def version(self) -> int:
@@ -96,8 +93,13 @@ class Run:
         return [await self.driver.push(learner, value) for learner, value in enumerate(values)]
 
     async def merge(self, closing: ClosedItem) -> None:
-        """Merges a frozen set."""
-        await self.merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
+        """Merges a frozen set, again while the store fails."""
+        while True:
+            try:
+                await self.merger.merge(closing)
+            except (StoreUnavailableError, StoreFullError):
+                continue
+            break
         self.driver.state.version = self.version
 
     async def close(self, deltas: Sequence[AcceptedItem]) -> ClosedItem:
@@ -153,20 +155,6 @@ async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_up
     await run.merge(await run.close(await run.deltas(1.0, 2.0)))
     assert run.rebuilt == []
     await run.check(3)
-
-
-async def test_a_replica_that_drains_gives_up_when_the_store_fails(run: Run) -> None:
-    async def fail() -> None:
-        raise StoreUnavailableError("not now")
-
-    closing = await run.close(await run.deltas(1.0, 2.0))
-    run.objects.before_update = fail
-    run.merger.is_draining = True
-    with pytest.raises(StoreUnavailableError):
-        await run.merge(closing)
-    run.objects.before_update = None
-    await run.merge(closing)
-    assert (run.version, run.rebuilt) == (2, [1])
 
 
 async def test_objects_that_are_stored_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.rounds.engine import RoundEngine
-from skerry_syncer.rounds.membership import LearnerView, MembershipView
+from skerry_syncer.rounds.membership import LearnerReport, LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
@@ -36,7 +38,7 @@ class RoundWorld:
     """
 
     def __init__(self, *learners: str, policy: Policy | None = None, tensor_count: int = 1) -> None:
-        layout = FragmentLayout("a", tuple(TensorSpec(f"w{at}", (2, 2)) for at in range(tensor_count)))
+        layout = FragmentLayout("a", tuple(TensorSpec(f"w{index}", (2, 2)) for index in range(tensor_count)))
         self.spec = RunSpec("run", "0" * 32, (layout,), {t.name: "float32" for t in layout.tensors}, 0.0)
         self.state = RunState(self.spec)
         self.delta_count = 0
@@ -110,7 +112,7 @@ class RoundWorld:
         return item
 
     def close_and_commit(self, item: Item) -> ClosedItem:
-        """Appends the engine's close and its commit."""
+        """Appends a close and its commit."""
         assert isinstance(item, ClosedItem)
         (outcome,) = self.append(item)
         assert outcome.rejection is None, outcome.rejection
@@ -118,17 +120,30 @@ class RoundWorld:
         return item
 
 
-def view(*learners: str, step_time_s: float = 0.1, step_count: int = 24, age_s: float = SETTLED_S) -> MembershipView:
+def learner(*, is_live: bool = True, step_count: int = 24, step_time_s: float = 0.1, **report: Any) -> LearnerView:
+    """Returns a learner with a report."""
+    return LearnerView(is_live, LearnerReport(step_count=step_count, step_time_s=step_time_s, **report))
+
+
+def view(*learners: str, age_s: float = SETTLED_S, **report: Any) -> MembershipView:
     """Returns a view in which these learners are live."""
-    return MembershipView({name: LearnerView(True, step_count, step_time_s) for name in learners}, age_s)
+    return MembershipView({name: learner(**report) for name in learners}, age_s)
 
 
-def closed(world: RoundWorld, *live: str, engine: RoundEngine | None = None) -> ClosedItem:
-    """Returns the close that the engine comes to once any grace is over."""
-    engine = engine or RoundEngine()
-    decisions = engine.decide(world.state, view(*live), 0.0)
-    if not decisions.items:
-        decisions = engine.decide(world.state, view(*live), 1e6)
-    (item,) = decisions.items
+def is_closed(world: RoundWorld, *live: str, **seen: Any) -> bool:
+    """Whether an engine that sees the round for the first time closes it at once."""
+    return bool(RoundEngine().decide(world.state, view(*live, **seen), 0.0).items)
+
+
+def closed(world: RoundWorld, *live: str) -> ClosedItem:
+    """Returns the close that an engine comes to once any grace is over."""
+    return closed_in(world, view(*live))
+
+
+def closed_in(world: RoundWorld, view: MembershipView) -> ClosedItem:
+    """Returns the close that an engine comes to once any grace is over."""
+    engine = RoundEngine()
+    items = engine.decide(world.state, view, 0.0).items or engine.decide(world.state, view, 1e6).items
+    (item,) = items
     assert isinstance(item, ClosedItem)
     return item

@@ -11,36 +11,25 @@ import pytest
 from skerry.wire.policy import Policy
 from skerry_syncer.rounds.closing import references
 from skerry_syncer.rounds.engine import RoundEngine
-from skerry_syncer.rounds.membership import LearnerView, MembershipView
-from skerry_syncer.store.log.entries import (
-    ClosedItem,
-    Fate,
-    FateItem,
-    LeftItem,
-)
+from skerry_syncer.rounds.membership import MembershipView
+from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem
 from skerry_syncer.store.log.state import RunState
-from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, closed, view
+from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, closed, closed_in, learner, view
 
 
 @pytest.mark.parametrize(("steps", "weight"), [(0, 0.0), (12, 0.25), (24, 1.0), (48, 1.0)])
 def test_a_newcomer_counts_with_what_its_reported_steps_would_bring(steps: int, weight: float) -> None:
     world = RoundWorld("eu", "new")
     world.accept("eu")
-    seen = MembershipView({"eu": LearnerView(True, 24, 0.1), "new": LearnerView(True, steps, 0.1)}, 1000.0)
-    engine = RoundEngine()
-    engine.decide(world.state, seen, 0.0)
-    (item,) = engine.decide(world.state, seen, 1e6).items
-    assert isinstance(item, ClosedItem)
-    assert item.participation == pytest.approx(1 / (1 + weight))
+    seen = MembershipView({"eu": learner(), "new": learner(step_count=steps)}, SETTLED_S)
+    assert closed_in(world, seen).participation == pytest.approx(1 / (1 + weight))
 
 
 def test_weights_are_tokens_with_a_cap() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu", steps=24, tokens=2400)
     world.accept("us", steps=96, tokens=9600)  # counts as 48 steps, twice H
-    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
-    assert isinstance(item, ClosedItem)
-    assert [member.weight for member in item.members] == [2400, 4800]
+    assert [member.weight for member in closed(world, "eu", "us").members] == [2400, 4800]
 
 
 def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
@@ -59,8 +48,8 @@ def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
 def test_a_version_that_only_some_made_makes_nobodys_answer_stale() -> None:
     """Of four that are merged one by one, each makes a version: a quarter of a round, while deltas are on their way."""
     world = RoundWorld("a1", "a2", "a3", "a4")
-    for learner in ("a1", "a2"):
-        world.accept(learner)
+    for name in ("a1", "a2"):
+        world.accept(name)
         world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
     world.accept("a3", base=1)
     item = closed(world, "a1", "a2", "a3", "a4")
@@ -69,19 +58,13 @@ def test_a_version_that_only_some_made_makes_nobodys_answer_stale() -> None:
     assert item.participation == pytest.approx(0.25)
 
 
-def test_a_round_that_few_take_part_in_is_scaled_by_their_share() -> None:
-    world = RoundWorld("a1", "a2", "a3", "a4")
-    world.accept("a1")
-    assert closed(world, "a1", "a2", "a3", "a4").participation == pytest.approx(0.25)
-
-
 def test_an_outlier_is_quarantined_by_name_and_the_rest_is_merged() -> None:
-    world = RoundWorld("eu", "us", "ap")
+    world = RoundWorld("eu", "us", "ap", policy=Policy(quorum_count=3))  # to which the outlier counts
     good = [world.accept("eu"), world.accept("us", norm=2.0)]
     bad = world.accept("ap", norm=1e4)
     close = closed(world, "eu", "us", "ap")
     assert [member.delta for member in close.members] == good
-    assert [(one.delta, one.fate) for one in close.decided] == [(bad, Fate.QUARANTINED)]
+    assert [(decided.delta, decided.fate) for decided in close.decided] == [(bad, Fate.QUARANTINED)]
 
 
 def test_what_comes_again_as_large_from_a_learner_alone_is_training() -> None:
@@ -183,13 +166,8 @@ def trained(trainings: list[Training]) -> tuple[RunState, float]:
         items = [delta.item for delta in fragment.pending.values()]
         for item, (usual_norm,) in zip(items, references(world.state, fragment, items), strict=True):
             largest = max(largest, item.norm_a_step / usual_norm)
-        view = {name: LearnerView(True, steps[name], 0.1, is_flushing=name in left) for name in working}
-        engine, members = RoundEngine(), MembershipView(view, SETTLED_S)
-        decisions = [engine.decide(world.state, members, now_s).items for now_s in (0.0, 1e6)]
-        close = next(decided[0] for decided in decisions if decided)
-        world.append(close)
-        if isinstance(close, ClosedItem):
-            world.commit()
+        seen = {name: learner(step_count=steps[name], is_flushing=name in left) for name in working}
+        world.close_and_commit(closed_in(world, MembershipView(seen, SETTLED_S)))
         for name in left:
             world.append(LeftItem(name, f"session-{name}"))
             del working[name]
@@ -197,16 +175,13 @@ def trained(trainings: list[Training]) -> tuple[RunState, float]:
     return world.state, largest
 
 
-@pytest.mark.parametrize("trainings", (IN_FULL | CLIPPED).values(), ids=IN_FULL | CLIPPED)
-def test_no_delta_of_an_honest_learner_is_refused(trainings: list[Training]) -> None:
-    state, _ = trained(trainings)
+@pytest.mark.parametrize("name", IN_FULL | CLIPPED)
+def test_no_delta_of_an_honest_learner_is_refused_and_those_of_rates_that_fall_at_other_times_count_in_full(
+    name: str,
+) -> None:
+    state, largest = trained((IN_FULL | CLIPPED)[name])
     assert {delta.reason for delta in state.deltas.values() if delta.fate is not Fate.MERGED} == set()
-
-
-@pytest.mark.parametrize("trainings", IN_FULL.values(), ids=IN_FULL)
-def test_the_work_of_learners_whose_rates_fall_at_other_times_counts_in_full(trainings: list[Training]) -> None:
-    _, largest = trained(trainings)
-    assert largest < 2.0
+    assert name in CLIPPED or largest < 2.0
 
 
 def test_weights_of_long_ago_and_rates_100_times_too_high_count_for_little_after_the_others_rates_have_fallen() -> None:
@@ -228,46 +203,24 @@ def test_weights_of_long_ago_and_rates_100_times_too_high_count_for_little_after
         assert max(ratios[:2]) <= 1
 
 
-def test_a_runs_progress_counts_joint_rounds_once_and_lone_ones_by_their_share() -> None:
-    joint = RoundWorld("eu", "us")
-    joint.accept("eu", steps=24)
-    joint.accept("us", steps=8)
-    joint.close_and_commit(closed(joint, "eu", "us"))
-    assert joint.state.step_count == 24
-
-    apart = RoundWorld("eu", "us")
-    for learner in ("eu", "us"):
-        apart.accept(learner, steps=24)
-        apart.close_and_commit(closed(apart, "eu", "us"))
-    assert apart.state.step_count == pytest.approx(24)
-
-
-def test_a_round_is_as_long_as_the_delta_that_holds_its_median_token() -> None:
-    """A third learner, three times as fast with a quarter of the batch, leaves the run's clock as it is."""
-    world = RoundWorld("a1", "a2", "fast")
-    world.accept("a1", steps=8, tokens=800)
-    world.accept("a2", steps=8, tokens=800)
-    world.accept("fast", steps=24, tokens=600)
-    world.close_and_commit(closed(world, "a1", "a2", "fast"))
-    assert world.state.step_count == 8
-
-
-def test_an_outage_of_everybody_takes_the_run_as_far_as_they_trained() -> None:
-    world = RoundWorld("eu", "us")
-    world.accept("eu", steps=1000)
-    world.accept("us", steps=900)
-    world.close_and_commit(closed(world, "eu", "us"))
-    assert world.state.step_count == 900
-
-
-def test_rounds_that_last_longer_than_h_for_everybody_count_in_full() -> None:
-    """A syncer slower than H steps holds up all, and each time anew."""
-    world = RoundWorld("eu", "us")
-    for _ in range(3):
-        world.accept("eu", steps=60)
-        world.accept("us", steps=60)
-        world.close_and_commit(closed(world, "eu", "us"))
-    assert world.state.step_count == 180
+@pytest.mark.parametrize(
+    ("deltas", "progress"),
+    [
+        pytest.param([(24, 2400), (8, 800)], 24, id="the median token's delta says how long the round is"),
+        pytest.param([(8, 800), (8, 800), (24, 600)], 8, id="a third, faster, of small batches changes nothing"),
+        pytest.param([(1000, 1000), (900, 900)], 900, id="an outage of everybody counts as far as all trained"),
+        pytest.param([(60, 60), (60, 60)], 60, id="a syncer slower than H steps holds up all"),
+        pytest.param([(200, 200), (24, 24)], 24, id="one learner that returns moves the run by a round"),
+    ],
+)
+def test_a_joint_round_takes_the_run_as_far_as_its_deltas_say(deltas: list[tuple[int, int]], progress: int) -> None:
+    names = [f"learner-{index}" for index in range(len(deltas))]
+    world = RoundWorld(*names)
+    for turn in (1, 2):
+        for name, (steps, tokens) in zip(names, deltas, strict=True):
+            world.accept(name, steps=steps, tokens=tokens)
+        world.close_and_commit(closed(world, *names))
+        assert world.state.step_count == pytest.approx(turn * progress)
 
 
 def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> None:
@@ -284,14 +237,6 @@ def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> 
     assert world.state.step_count - before == pytest.approx(24)
 
 
-def test_one_learner_that_returns_takes_the_run_no_further_than_a_round() -> None:
-    world = RoundWorld("eu", "us")
-    world.accept("eu", steps=200)
-    world.accept("us", steps=24)
-    world.close_and_commit(closed(world, "eu", "us"))
-    assert world.state.step_count == 24
-
-
 def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease_says() -> None:
     world = RoundWorld("eu", "us")
     shares = []
@@ -306,17 +251,11 @@ def test_a_silent_learner_damps_the_others_for_a_round_or_two_whatever_its_lease
 def test_learners_one_contributor_in_turn_each_count_their_share() -> None:
     world = RoundWorld("a1", "a2", "a3", "a4")
     for _ in range(3):
-        for learner in ("a1", "a2", "a3", "a4"):
-            world.accept(learner)
+        for name in ("a1", "a2", "a3", "a4"):
+            world.accept(name)
             close = world.close_and_commit(closed(world, "a1", "a2", "a3", "a4"))
             assert close.participation == pytest.approx(0.25)
     assert world.state.step_count == pytest.approx(3 * 24)
-
-
-def test_a_newcomer_is_expected_to_bring_what_the_others_do() -> None:
-    world = RoundWorld("eu", "new")
-    world.accept("eu")
-    assert closed(world, "eu", "new").participation == pytest.approx(1 / 2)
 
 
 MOST = 2**32
@@ -386,7 +325,7 @@ def test_a_norm_is_judged_by_the_step_that_would_be_taken() -> None:
     world.accept("eu")
     world.accept("ap", last_step=504)
     huge = world.accept("us", steps=2, norm=5e5)
-    assert [one.delta for one in closed(world, *THREE).decided] == [huge]
+    assert [decided.delta for decided in closed(world, *THREE).decided] == [huge]
 
 
 def test_who_sends_next_to_nothing_has_nobody_refused() -> None:
@@ -397,14 +336,3 @@ def test_who_sends_next_to_nothing_has_nobody_refused() -> None:
         world.accept("eu")
         world.accept("us", norm=1e-9)
         assert world.close_and_commit(closed(world, "eu", "us")).decided == ()
-
-
-def test_a_quorum_of_all_goes_on_when_one_is_quarantined() -> None:
-    world = RoundWorld(*THREE, policy=Policy(quorum_count=3))
-    joint(world)
-    world.accept("eu")
-    world.accept("us")
-    world.accept("ap", norm=1e6)
-    close = closed(world, *THREE)
-    assert len(close.members) == 2
-    assert [one.fate for one in close.decided] == [Fate.QUARANTINED]

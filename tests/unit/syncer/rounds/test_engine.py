@@ -7,27 +7,25 @@ import pytest
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import UPDATE_OBJECT_SPANS
 from skerry_syncer.rounds.engine import RoundEngine
-from skerry_syncer.rounds.membership import LearnerView, MembershipView
-from skerry_syncer.rounds.timing import MergeKey
+from skerry_syncer.rounds.membership import MembershipView
 from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL, MAX_TENSOR_COUNT
 from skerry_syncer.run.push import SUGGESTED_PART_BYTES
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
+    Decided,
     Fate,
     FateItem,
     Item,
     LeftItem,
     ObjectRef,
-    PolicyItem,
     RunStatus,
     StatusItem,
     canonical_json,
     item_to_json,
 )
 from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
-from skerry_syncer.store.log.state import RunState
-from tests.unit.syncer.rounds.round_world import RoundWorld, closed, view
+from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, closed, is_closed, learner, view
 
 
 def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
@@ -37,6 +35,7 @@ def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
     assert isinstance(item, ClosedItem)
     assert [member.delta for member in item.members] == [first, second]
     assert item.participation == 1.0
+    assert RoundEngine().decide(world.state, view("eu", "us"), 0.0, may_close=False).items == ()  # it drains
 
 
 def test_a_round_waits_for_a_missing_learner_no_longer_than_its_grace() -> None:
@@ -51,11 +50,18 @@ def test_a_round_waits_for_a_missing_learner_no_longer_than_its_grace() -> None:
     assert isinstance(item, ClosedItem)
 
 
+def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
+    world = RoundWorld("eu", "us")
+    world.accept("eu")
+    decisions = RoundEngine().decide(world.state, view("eu", age_s=1.0), 0.0)
+    assert decisions.items == ()
+    assert decisions.wake_at_s == pytest.approx(0.15)
+
+
 def test_negative_slack_closes_at_quorum() -> None:
     world = RoundWorld("eu", "us", policy=Policy(delay_step_count=0))
     world.accept("eu")
-    (item,) = RoundEngine().decide(world.state, view("eu", "us"), 0.0).items
-    assert isinstance(item, ClosedItem)
+    assert is_closed(world, "eu", "us")
 
 
 def test_a_round_does_not_close_below_its_quorum() -> None:
@@ -69,59 +75,34 @@ def test_a_round_does_not_close_below_its_quorum() -> None:
     assert len(engine.decide(world.state, view("eu", "us"), 99.0).items) == 1
 
 
-def test_fewer_than_h_steps_open_no_round() -> None:
+def test_a_delta_of_fewer_than_h_steps_opens_a_round_once_its_learner_has_trained_h_steps_more() -> None:
     world = RoundWorld("eu")
-    world.accept("eu", steps=23)
-    assert RoundEngine().decide(world.state, view("eu"), 0.0).items == ()
+    world.accept("eu", steps=23, last_step=29)
+    assert not is_closed(world, "eu", step_count=52)
+    assert is_closed(world, "eu", step_count=53)
 
 
-def test_a_short_delta_closes_once_its_learner_has_trained_h_steps_more() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu", steps=5, last_step=29)
-    engine = RoundEngine()
-    assert engine.decide(world.state, view("eu", step_count=52), 0.0).items == ()
-    assert len(engine.decide(world.state, view("eu", step_count=53), 1.0).items) == 1
-
-
-def test_a_short_delta_closes_at_once_when_its_learner_trains_no_more() -> None:
+def test_a_short_delta_opens_a_round_when_its_learner_trains_no_more() -> None:
     world = RoundWorld("eu")
     world.accept("eu", steps=5)
-    seen = {
-        is_live: MembershipView({"eu": LearnerView(is_live, 8, 0.1, is_flushing=True)}, 1e3)
-        for is_live in (True, False)
-    }
-    engine = RoundEngine()
-    assert engine.open_rounds(world.state, seen[True]) == (("a", 1),)
-    assert len(engine.decide(world.state, seen[True], 0.0).items) == 1
-    assert engine.open_rounds(world.state, seen[False]) == (), "it is gone"
-
-
-def test_a_short_delta_closes_at_once_when_its_learner_has_left() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu", steps=5)
-    assert RoundEngine().decide(world.state, view(), 0.0).items == (), "it is lost, and may come back"
+    opened = {}
+    for is_live in (True, False):
+        seen = MembershipView({"eu": learner(is_live=is_live, step_count=8, is_flushing=True)}, SETTLED_S)
+        opened[is_live] = RoundEngine().decide(world.state, seen, 0.0).open_rounds
+    assert opened == {True: (("a", 1),), False: ()}, "it may be gone"
+    assert not is_closed(world)
     world.append(LeftItem("eu", "session-eu"))
-    assert len(RoundEngine().decide(world.state, view(), 0.0).items) == 1
-
-
-def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
-    world = RoundWorld("eu", "us")
-    world.accept("eu")
-    engine = RoundEngine()
-    young = view("eu", age_s=1.0)
-    decisions = engine.decide(world.state, young, 0.0)
-    assert decisions.items == ()
-    assert decisions.wake_at_s == pytest.approx(0.15)
+    assert is_closed(world)
 
 
 def test_a_set_whose_commit_would_not_fit_one_entry_is_merged_in_several_rounds() -> None:
-    learners = [f"l{at:02}" for at in range(16)]
+    learners = [f"l{index:02}" for index in range(16)]
     world = RoundWorld(*learners, tensor_count=MAX_TENSOR_COUNT)
     waiting = [world.accept(name) for name in learners]
     update = _refs("updates/a/1-" + "0" * 32, MAX_FRAGMENT_NUMEL, UPDATE_OBJECT_SPANS * 2**20)
     engine, merged = RoundEngine(), list[str]()
-    for at in range(4):  # the second round waits for its grace, since not all are in it
-        for item in engine.decide(world.state, view(*learners), 1000.0 * at).items:
+    for turn in range(4):  # the second round waits for its grace, since not all are in it
+        for item in engine.decide(world.state, view(*learners), 1000.0 * turn).items:
             assert isinstance(item, ClosedItem)
             world.append(item)
             assert _size_bytes(world.commit(update)) <= MAX_APPEND_BYTES
@@ -159,7 +140,7 @@ def test_a_delta_staler_than_the_policy_allows_expires_by_name() -> None:
         world.close_and_commit(ClosedItem("a", fragment.version + 1, 0, kept, 1.0, (), 24.0))
     world.accept("eu")
     close = closed(world, "eu", "us")
-    assert [(one.delta, one.fate) for one in close.decided] == [(late, Fate.EXPIRED)]
+    assert [(decided.delta, decided.fate) for decided in close.decided] == [(late, Fate.EXPIRED)]
     assert late not in [member.delta for member in close.members]
 
 
@@ -167,8 +148,8 @@ def test_max_staleness_counts_rounds_and_not_versions() -> None:
     """Of four that are merged one by one, four versions are a round."""
     learners = ("a1", "a2", "a3", "a4")
     world = RoundWorld(*learners, "late", policy=Policy(max_staleness=1))
-    for learner in learners:
-        world.accept(learner)
+    for name in learners:
+        world.accept(name)
         world.close_and_commit(closed(world, *learners))
     assert world.state.fragments["a"].version == 4
     world.accept("late", base=0)  # four versions, and one round
@@ -181,86 +162,55 @@ def test_an_outlier_alone_in_its_round_is_named_without_a_close() -> None:
     bad = world.accept("eu", norm=1e6)
     (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
     assert isinstance(item, FateItem)
-    assert [one.delta for one in item.decided] == [bad]
+    assert [decided.delta for decided in item.decided] == [bad]
     world.append(item)
     assert world.state.deltas[bad].fate is Fate.QUARANTINED
 
 
-def test_the_replica_that_closed_merges_at_once_and_another_after_a_term() -> None:
-    world = RoundWorld("eu")
+def froze(world: RoundWorld, engine: RoundEngine, now_s: float) -> ClosedItem:
+    """Has the engine close a round of the learner `eu`, and tells it that the log took the close."""
     world.accept("eu")
-    mine, other = RoundEngine(), RoundEngine()
-    (item,) = mine.decide(world.state, view("eu"), 0.0).items
+    (item,) = engine.decide(world.state, view("eu"), now_s).items
     assert isinstance(item, ClosedItem)
-    world.append(item)
-    mine.adopt_close(item)
-    key = MergeKey("a", 1, 0)
-    assert mine.decide(world.state, view("eu"), 0.0).merges == (key,)
+    engine.appended(world.append(item))
+    return item
+
+
+def test_the_replica_whose_close_the_log_took_merges_at_once_and_another_after_a_term() -> None:
+    world = RoundWorld("eu")
+    mine, other = RoundEngine(), RoundEngine()
+    item = froze(world, mine, 0.0)
+    other.appended(world.append(item))  # the same close, too late
+    assert mine.decide(world.state, view("eu"), 0.0).merges == (item,)
     assert mine.decide(world.state, view("eu"), 0.0).merges == ()  # named once
     waiting = other.decide(world.state, view("eu"), 5.0)
-    assert waiting.merges == ()
-    assert waiting.wake_at_s == pytest.approx(20.0)
-    assert other.decide(world.state, view("eu"), 20.0).merges == (key,)
+    assert (waiting.merges, waiting.wake_at_s) == ((), 20.0)
+    assert other.decide(world.state, view("eu"), 20.0).merges == (item,)
 
 
 @pytest.mark.parametrize(("merge_s", "patience_s"), [(0.0, 3.0), (0.5, 5.0), (2.0, 11.0), (60.0, 15.0)])
 def test_a_merge_is_taken_over_once_it_takes_much_longer_than_the_last(merge_s: float, patience_s: float) -> None:
     world = RoundWorld("eu")
-    mine, other = RoundEngine(), RoundEngine()
-    for at_s in (0.0, 100.0):
-        world.accept("eu")
-        (item,) = mine.decide(world.state, view("eu"), at_s).items
-        assert isinstance(item, ClosedItem)
-        world.append(item)
-        waiting = other.decide(world.state, view("eu"), at_s)
-        if at_s == 0.0:
-            world.commit()
-            for engine in (mine, other):
-                engine.decide(world.state, view("eu"), merge_s)
-    assert waiting.wake_at_s == pytest.approx(100.0 + patience_s)
-
-
-def test_a_merge_of_ones_own_is_timed_to_its_commit() -> None:
-    world = RoundWorld("eu")
-    engine, other = RoundEngine(), RoundEngine()
-    world.accept("eu")
-    (item,) = engine.decide(world.state, view("eu"), 0.0).items
-    assert isinstance(item, ClosedItem)
-    world.append(item)
-    engine.adopt_close(item)
-    (key,) = engine.decide(world.state, view("eu"), 0.0).merges
+    first, second, watching = RoundEngine(), RoundEngine(), RoundEngine()
+    item = froze(world, first, 0.0)
+    for engine in (first, watching):
+        engine.decide(world.state, view("eu"), 0.0)
     world.commit()
-    engine.merge_ended(key, 1.0)
-    engine.decide(world.state, view("eu"), 1.5)
-    world.accept("eu")
-    (item,) = other.decide(world.state, view("eu"), 100.0).items
-    assert isinstance(item, ClosedItem)
-    world.append(item)
-    assert engine.decide(world.state, view("eu"), 100.0).wake_at_s == pytest.approx(100.0 + 3.0 + 4 * 1.5)
-
-
-def test_a_replica_whose_close_came_second_leaves_the_merge_to_the_first() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu")
-    first, second = RoundEngine(), RoundEngine()
-    (item,) = first.decide(world.state, view("eu"), 0.0).items
-    assert second.decide(world.state, view("eu"), 0.0).items == (item,)
-    world.append(item)
-    assert second.decide(world.state, view("eu"), 0.0).merges == ()
+    first.merge_ended(item, merge_s / 2)  # before it hears of its own commit
+    for engine in (first, watching):
+        engine.decide(world.state, view("eu"), merge_s)
+    froze(world, second, 100.0)
+    for engine in (first, watching):
+        assert engine.decide(world.state, view("eu"), 100.0).wake_at_s == pytest.approx(100.0 + patience_s)
 
 
 def test_a_failed_merge_is_due_again_after_a_term() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu")
-    engine = RoundEngine()
-    (item,) = engine.decide(world.state, view("eu"), 0.0).items
-    assert isinstance(item, ClosedItem)
-    world.append(item)
-    engine.adopt_close(item)
-    (key,) = engine.decide(world.state, view("eu"), 0.0).merges
-    engine.merge_ended(key, 1.0)
+    world, engine = RoundWorld("eu"), RoundEngine()
+    item = froze(world, engine, 0.0)
+    assert engine.decide(world.state, view("eu"), 0.0).merges == (item,)
+    engine.merge_ended(item, 1.0)
     assert engine.decide(world.state, view("eu"), 2.0).merges == ()
-    assert engine.decide(world.state, view("eu"), 16.0).merges == (key,)
+    assert engine.decide(world.state, view("eu"), 16.0).merges == (item,)
 
 
 def test_while_a_set_is_frozen_its_fragment_closes_no_other() -> None:
@@ -286,22 +236,65 @@ def test_closing_a_run_merges_what_is_pending_and_then_ends_it() -> None:
     assert world.state.status is RunStatus.CLOSED
 
 
-def test_a_draining_replica_closes_nothing() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu")
-    assert RoundEngine().decide(world.state, view("eu"), 0.0, may_close=False).items == ()
+def test_a_round_that_waited_for_ever_leaves_later_ones_their_grace() -> None:
+    """A learner that leaves a short delta behind opens a round, which closes when the others are back, hours later."""
+    world, engine = RoundWorld("eu", "us", policy=Policy(quorum_count=2)), RoundEngine()
+    world.accept("eu", steps=5)
+    ending = view("eu", step_count=8, is_flushing=True)
+    engine.decide(world.state, ending, 0.0)
+    engine.decide(world.state, view(), 10.0)
+    assert engine.open_since_s() == []
+    engine.decide(world.state, ending, 20.0)  # this one stays open
+    both, now_s = view("eu", "us"), 36_000.0
+    for turn in range(6):
+        world.accept("us")
+        if turn:
+            world.accept("eu")
+        (item,) = engine.decide(world.state, both, now_s).items
+        world.close_and_commit(item)
+        engine.decide(world.state, both, now_s)
+        now_s += 10.0
+    assert engine.grace_s(world.state.policy, both, ["eu", "us"]) > 0
 
 
-def test_a_frozen_set_keeps_the_policy_that_it_was_closed_under() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu")
-    world.append(closed(world, "eu"))
-    before = world.state.policy
-    world.append(PolicyItem("e" * 32, Policy(inner_step_count=7)))
-    assert world.state.fragments["a"].closing_policy == before != world.state.policy
+def test_a_round_whose_deltas_were_given_up_leaves_the_next_its_grace() -> None:
+    world, engine = RoundWorld("eu", "us"), RoundEngine()
+    bad = world.accept("eu")
+    assert engine.decide(world.state, view("eu", "us"), 0.0).items == ()
+    world.append(FateItem((Decided(bad, Fate.EXPIRED, "the run was rolled back"),)))
+    assert engine.decide(world.state, view("eu", "us"), 5.0).items == ()
+    world.accept("us")
+    assert engine.decide(world.state, view("eu", "us"), 10.0).items == ()
 
 
-def test_a_draft_has_nothing_to_decide() -> None:
-    world = RoundWorld("eu")
-    draft = RunState(world.spec)
-    assert RoundEngine().decide(draft, view("eu"), 0.0).items == ()
+def test_lateness_that_was_seen_lengthens_the_grace_up_to_its_bound() -> None:
+    policy = Policy(delay_step_count=1000)
+    world, engine, now_s = RoundWorld("eu", "us", policy=policy), RoundEngine(), 0.0
+    short_s = engine.grace_s(policy, view("eu", "us"), {"eu", "us"})
+    for _ in range(3):
+        world.accept("eu")
+        engine.decide(world.state, view("eu", "us"), now_s)
+        world.accept("us", steps=20)
+        (item,) = engine.decide(world.state, view("eu", "us"), now_s + 0.1).items
+        world.close_and_commit(item)
+        now_s += 1
+    assert engine.grace_s(policy, view("eu", "us"), {"eu", "us"}) == pytest.approx(short_s + 2 * 0.1)
+
+
+def test_the_grace_covers_a_learner_twice_as_slow_and_no_step_that_nobody_waits_for() -> None:
+    times_s = {"eu": 0.1, "twice": 0.2, "ten": 1.0}
+    seen = MembershipView({name: learner(step_time_s=time_s) for name, time_s in times_s.items()}, SETTLED_S)
+    assert RoundEngine().grace_s(Policy(), seen, {"eu", "twice"}) == pytest.approx(1.5 * 0.2)
+
+
+def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_once() -> None:
+    world, engine = RoundWorld("eu", "slow"), RoundEngine()
+    before_s = engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"})
+    for number in range(4):
+        world.accept("slow", steps=8)
+        assert engine.decide(world.state, view("eu", "slow", step_count=0), 10.0 * number).items == ()
+        world.accept("eu")
+        (item,) = engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5).items
+        world.close_and_commit(item)
+        engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5)
+    assert engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"}) == pytest.approx(before_s)

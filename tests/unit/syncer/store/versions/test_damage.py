@@ -8,7 +8,6 @@ import pytest
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry_syncer.merge.merger import Merger
-from skerry_syncer.rounds.timing import MergeKey
 from skerry_syncer.store.errors import UnreadableObjectError
 from skerry_syncer.store.log.entries import CollectedItem, ObjectRef
 from skerry_syncer.store.versions.replay import Replayer
@@ -93,13 +92,13 @@ async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_be
         workers=driver.workers,
         writer="late",
     )
-    merger = Merger(late, clock=SystemClock(), workers=driver.workers, scratch=NO_FILES)
+    merger = Merger(late, workers=driver.workers, scratch=NO_FILES)
     values = np.ones(LAYOUT.numel)
 
     async def merge_late() -> None:
         closing = await driver.close([await driver.push(0, values)])
         await late.log.tail()
-        await merger.merge(MergeKey(FRAGMENT, closing.version, closing.attempt))
+        await merger.merge(closing)
         await driver.log.tail()
         driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(closing.version, NO_FILES)
 

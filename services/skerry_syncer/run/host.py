@@ -25,7 +25,7 @@ from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.run.upkeep import tidy
 from skerry_syncer.settings import ReplicaSettings
-from skerry_syncer.store.errors import RunNotFoundError, StoreError
+from skerry_syncer.store.errors import RunExistsError, RunNotFoundError, StoreError
 from skerry_syncer.store.log.entries import RunStatus
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.store import Store
@@ -89,7 +89,7 @@ class RunHost:
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
         self._scratch = scratch
-        self._runs: dict[str, _Run] = {}  # by uid
+        self._runs: dict[tuple[str, str], _Run] = {}  # by name and uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
         self._tasks: asyncio.TaskGroup | None = None
         self._is_draining = False
@@ -121,8 +121,8 @@ class RunHost:
 
         Raises:
             BadNameError: the name or uid is not legal.
-            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_EXISTS: another draft got the name;
-                RUN_OPENING; DRAINING.
+            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_OPENING; DRAINING.
+            RunExistsError: another draft got the name.
             StoreError: the store failed, or holds less than the caller has seen.
         """
         check_name(name, "run")
@@ -132,10 +132,13 @@ class RunHost:
             raise DrainingError
         named = await self._uid_of(name)
         if not uid and named is None:
-            raise _not_found(name)
+            raise lost_name(name, uid, named)
         replica = await self._replica(name, uid or named or "", named, wakes=wakes)
-        if uid and uid != named:
-            _check_unnamed(replica, name, named, is_creator=is_creator)
+        if uid and uid != named and (is_creator or replica.state.status is RunStatus.DRAFT):
+            if named is not None:
+                raise RunExistsError(f"another run got the name first. run={name}", uid=named)
+        elif uid and uid != named:
+            raise lost_name(name, uid, named)
         if seen_position > replica.state.position:
             await replica.log.wait_for(seen_position)
         if not uid:
@@ -176,9 +179,7 @@ class RunHost:
         try:
             replica = await self._opened(name, uid, within_s=None if is_patient else self.settings.opening_s)
         except RunNotFoundError:
-            raise _not_found(name) if named in (None, uid) else replaced(name, uid, named) from None
-        if replica.log.spec.name != name:
-            raise _not_found(name) if named is None else replaced(name, uid, named)
+            raise lost_name(name, uid, named) from None
         if wakes:
             replica.wake()
         return replica
@@ -192,9 +193,9 @@ class RunHost:
         if self._tasks is None or self._is_draining:
             raise DrainingError
         now_s = self.clock.monotonic_s()
-        run = self._runs.get(uid)
+        run = self._runs.get((name, uid))
         if run is None:
-            run = self._runs[uid] = _Run(now_s)
+            run = self._runs[name, uid] = _Run(now_s)
             run.task = self._tasks.create_task(self._serve(run, name, uid, self._tasks), name=f"run {name}")
         run.used_at_s = now_s
         if not run.opening.done():
@@ -240,8 +241,8 @@ class RunHost:
         finally:
             if replica is not None:
                 self._metrics.closed(replica)
-            if self._runs.get(uid) is run:
-                del self._runs[uid]
+            if self._runs.get((name, uid)) is run:
+                del self._runs[name, uid]
 
     async def _resume(self) -> None:
         """Opens every named run once, so that work that a killed replica left is finished without a call."""
@@ -294,7 +295,7 @@ class RunHost:
         except StoreError:  # the replica's tailing loop logs it
             return
         if named != spec.uid:
-            replica.followers.end(_not_found(spec.name) if named is None else replaced(spec.name, spec.uid, named))
+            replica.followers.end(lost_name(spec.name, spec.uid, named))
             if now_s - run.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
                 self._close(run, replica)
 
@@ -302,28 +303,14 @@ class RunHost:
         """Ends the replica and lets go of its log; the next call opens both again."""
         assert run.task is not None  # it made the replica
         run.task.cancel()
-        self._runs.pop(replica.log.spec.uid, None)
+        self._runs.pop((replica.log.spec.name, replica.log.spec.uid), None)
         self.store.release(replica.stored)
 
 
-def _not_found(name: str) -> SyncerError:
-    return SyncerError("RUN_NOT_FOUND", f"no such run. run={name}")
-
-
-def replaced(name: str, uid: str, named: str) -> SyncerError:
-    """Returns the error for a run whose name the run `named` has now."""
+def lost_name(name: str, uid: str, named: str | None) -> SyncerError:
+    """Returns the error for a run that does not have the name, which another one or none has."""
+    if named in (None, uid):
+        return SyncerError("RUN_NOT_FOUND", f"no such run. run={name}")
     return SyncerError(
         "RUN_REPLACED", f"the name belongs to another run now. run={name}, uid={uid}", metadata={"run_uid": named}
     )
-
-
-def _check_unnamed(replica: RunReplica, name: str, named: str | None, *, is_creator: bool) -> None:
-    """Refuses a run that does not have its name, unless it is a draft that may still get it."""
-    is_draft = replica.state.status is RunStatus.DRAFT
-    if named is None and (is_draft or is_creator):
-        return
-    if named is None:
-        raise _not_found(name)
-    if is_draft or is_creator:
-        raise SyncerError("RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": named})
-    raise replaced(name, replica.log.spec.uid, named)

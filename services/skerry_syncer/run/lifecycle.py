@@ -13,15 +13,10 @@ from skerry.wire.layout import check_id, check_name
 from skerry.wire.policy import Policy
 from skerry_syncer.access.caller import author
 from skerry_syncer.errors import SyncerError, bad_request, from_rejection
-from skerry_syncer.run.host import RunHost, replaced
+from skerry_syncer.run.host import RunHost, lost_name
 from skerry_syncer.run.replica import RunReplica
-from skerry_syncer.store.errors import RunExistsError, RunNotFoundError
-from skerry_syncer.store.log.entries import (
-    PolicyItem,
-    RunSpec,
-    RunStatus,
-    StatusItem,
-)
+from skerry_syncer.store.errors import RunNotFoundError
+from skerry_syncer.store.log.entries import PolicyItem, RunSpec, RunStatus, StatusItem
 from skerry_syncer.store.log.state import RunState
 
 _LOG: Final = get_logger(__name__)
@@ -41,7 +36,8 @@ async def create_run(host: RunHost, spec: RunSpec, request_id: str, policy: Poli
     """Returns the run that the request created, now or at an earlier call; it may be past its draft.
 
     Raises:
-        SyncerError: RUN_EXISTS: another run has the name; TOO_LARGE; SHAPE_MISMATCH; BAD_REQUEST.
+        SyncerError: TOO_LARGE; SHAPE_MISMATCH; BAD_REQUEST.
+        RunExistsError: another run has the name.
         DraftConflictError: the request id was used for another run.
     """
     await host.workers.run(_check_plan, spec)
@@ -78,7 +74,8 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
     """Opens the draft and gives it its name.
 
     Raises:
-        SyncerError: RUN_DRAFT: initial weights are missing; RUN_EXISTS: another run has the name.
+        SyncerError: RUN_DRAFT: initial weights are missing.
+        RunExistsError: another run has the name.
     """
     replica = await host.open(name, check_id(uid, "run uid"), seen_position=seen_position, is_creator=True)
     if await replica.is_draft():
@@ -89,12 +86,7 @@ async def commit_run(host: RunHost, name: str, uid: str, seen_position: int) -> 
         for fragment, _ in fragments:
             await replica.merger.seed(fragment)
         await replica.log.append([StatusItem(RunStatus.OPEN, author())])
-    try:
-        await host.store.publish(name, uid)
-    except RunExistsError as error:
-        raise SyncerError(
-            "RUN_EXISTS", f"another run got the name first. run={name}", metadata={"run_uid": error.uid}
-        ) from error
+    await host.store.publish(name, uid)
     host.forget_name(name)
     _LOG.info("run committed", run=name, uid=uid, author=author())
     return replica
@@ -153,7 +145,7 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
             return  # an earlier call deleted it
         raise
     if named != uid:
-        raise replaced(name, uid, named)
+        raise lost_name(name, uid, named)
     await host.store.unpublish(name, uid)
     host.forget_name(name)
     _LOG.info("run deleted", run=name, uid=uid, author=author())  # the log of a run can be deleted with it

@@ -93,7 +93,7 @@ class RunExistsError(StoreError):
 
     def __init__(self, message: str, *, uid: str) -> None:
         super().__init__(message)
-        self.uid = uid
+        self.metadata = {"run_uid": uid}
 
 
 class UnreadableObjectError(StoreError):

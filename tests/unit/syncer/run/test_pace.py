@@ -113,7 +113,7 @@ def test_a_start_looks_at_every_run_and_wakes_none() -> None:
         await bench.create(has_open_round=False)
         async with bench.host.serving():
             await asyncio.sleep(1.0)
-            assert UID in bench.host._runs
+            assert ("run", UID) in bench.host._runs
             before = Counter(bench.operations)
             await asyncio.sleep(20.0)
             assert (bench.operations - before).total() < 5

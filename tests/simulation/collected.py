@@ -15,8 +15,7 @@ from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.evidence import Evidence
 from tests.support.dict_objects import DictObjects
 
-# Between the moment that an entry says and the one at which it is in the store.
-_LANDING_S: Final = 1.0
+_ROUNDED_S: Final = 0.001  # of the times that two entries say
 
 
 def needed_names(state: RunState, gone: AbstractSet[str]) -> set[str]:
@@ -76,7 +75,7 @@ class Collections:
             return
         versions = [(fragment, one) for fragment in state.fragments.values() for one in fragment.versions.values()]
         made_s = [self._landed_at_s(one.position) for _, one in versions]
-        since_s = max(made_s) - state.policy.kept_hours * 3600 + _LANDING_S
+        since_s = max(made_s) - state.policy.kept_hours * 3600 + _ROUNDED_S
         for (fragment, version), at_s in zip(versions, made_s, strict=True):
             if at_s >= since_s and not {ref.name for ref in version.weights_refs}.isdisjoint(item.names):
                 yield f"position {state.position} took {fragment.layout.name} version {version.version}"

@@ -43,8 +43,9 @@ def kept_positions(state: RunState, retention: Retention) -> tuple[int, list[int
     """
     known = [version for fragment in state.fragments.values() for version in fragment.known().values()]
     known.sort(key=lambda version: -version.position)
-    oldest_s = known[0].made_at_age_s - retention.hours * 3600 if known else 0.0
-    since = min((version.position for version in known if version.made_at_age_s >= oldest_s), default=0)
+    newest_s, end = (known[0].made_at_age_s, known[0].position) if known else (0.0, 0)
+    made = [version.position for version in known if newest_s - version.made_at_age_s < retention.hours * 3600]
+    since = min(made, default=end + 1) - 1  # the version before that was the newest within the time too
     days: dict[float, int] = {}
     for version in known:
         days.setdefault(version.made_at_age_s // _DAY_S, version.position)

@@ -102,9 +102,9 @@ class RunLog:
     def age_s(self) -> float:
         """Returns for how many seconds the run has been served: its time, for what is decided by time.
 
-        That is what the newest entry says, and what has passed since this process read it, by its monotonic clock. So
-        it never exceeds the time that has really passed, whatever calendar clocks say. Only time in which no process
-        had the log open is not in it.
+        That is what the newest entry says, and what has passed since this process wrote or read it, by its monotonic
+        clock. So between two entries no more passes than really does, whatever calendar clocks say. Time in which no
+        process that writes later had the log open is not in it, nor is that between an entry's writing and its reading.
         """
         return self._age_s + self._clock.monotonic_s() - self._aged_at_s
 
@@ -356,9 +356,10 @@ class RunLog:
         except LogCorruptError as error:
             self._failure = error
             raise
-        self._age_s, self._aged_at_s = max(self.age_s(), entry.age_s), self._clock.monotonic_s()
         if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
             self._outcomes = outcomes
+        else:  # also if this process has served for longer: what its writer made must not seem as old as that
+            self._age_s, self._aged_at_s = self.state.age_s, self._clock.monotonic_s()
         for callback in list(self._subscribers.values()):
             callback(entry, outcomes)
 

@@ -12,7 +12,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log import retention
 from skerry_syncer.store.log.checkpoints import checkpoint_of
-from skerry_syncer.store.log.entries import CollectedItem, Item, PolicyItem
+from skerry_syncer.store.log.entries import CollectedItem, Item, PolicyItem, SessionItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.retention import Retention, has_weights_at
 from skerry_syncer.store.log.run_log import RunLog
@@ -20,6 +20,7 @@ from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.collect import collect
 from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
@@ -169,6 +170,25 @@ async def test_what_stays_does_not_depend_on_calendar_clocks(
     readable = await _readable_after(errors_s, is_restarted=is_restarted)
     assert {24, 25, 26} <= readable, "what was the newest within six hours"
     assert readable == await _readable_after([0.0] * 26, is_restarted=False)
+
+
+async def test_what_a_new_process_makes_is_not_as_old_as_one_that_waited_for_hours_has_waited() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=4, kept_day_count=0))
+    waiting = await Store(
+        run.driver.objects,
+        clock=run.calendar,
+        entropy=SeededEntropy(random.Random(2)),
+        workers=InlineWorkers(),
+        writer="waiting",
+    ).open_run("run", "0" * 32)
+    run.calendar.now_s += 100 * HOUR_S
+    run.restart()
+    await run.train(3, is_checkpointed=False)
+    await waiting.log.append([SessionItem("late", "another", "here")])
+    await run.log.tail()
+    await run.train(1, is_checkpointed=False)
+    await run.collect()
+    assert {2, 3, 4} <= await run.readable()
 
 
 async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:

@@ -31,5 +31,5 @@ async def test_a_client_that_vanishes_in_a_download_is_no_failure_of_the_syncer(
     metrics = SyncerMetrics(SystemClock())
     details: Any = SimpleNamespace(method="/skerry.v1.Exchange/PullFragment")
     handler: Any = await Interceptor(metrics).intercept_service(found, details)
-    await handler.stream_stream(requests(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", write=write))
+    await handler.stream_stream(requests(), SimpleNamespace(auth_context=dict, peer=lambda: "", write=write))
     assert [sample for metric in metrics.refusals.collect() for sample in metric.samples] == []

@@ -21,11 +21,14 @@ from benchmarks.quality import task
 from benchmarks.quality.arms import Island, Islands, Outcome
 from benchmarks.quality.bulk_transport import BulkTransport
 from skerry.algorithm.rebase import FlatArray
-from skerry.errors import SkerryError, StopExchangingError
+from skerry.errors import SkerryError, StopExchangingError, is_transient
+from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Work
 from skerry.model.torch.parameters import TorchParameters
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.runtime.workers import InlineWorkers as StoreWorkers
 from skerry.v1 import runs_pb2
@@ -276,21 +279,22 @@ class _Learner:
         seed = f"{self._world.seed}/{self._name}/{self._sessions}"
         self._sessions += 1
         return ExchangeLoop(
-            self._world.transport(self._name, extra_delay=self._island.extra_delay),
+            Calls(
+                self._world.transport(self._name, extra_delay=self._island.extra_delay),
+                Retry(RetrySettings(), random.Random(f"{seed}/jitter"), is_transient),
+                stall_timeout_s=_STALL_S + self._island.extra_delay,
+            ),
             _WatchedParameters(self.training.model, lambda: self.step_count, self.answers),
             ExchangeSettings(
                 run=_RUN,
                 learner_id=self._name,
-                may_create=True,
+                create=True,
                 policy=self._world.policy,
                 fragment_count=self._world.arm.fragment_count,
-                stall_timeout_s=_STALL_S + self._island.extra_delay,
             ),
             workers=InlineWorkers(),
             entropy=SeededEntropy(random.Random(f"{seed}/ids")),
-            jitter=random.Random(f"{seed}/jitter"),
-            clock=_LoopClock(),
-            post=asyncio.get_running_loop().call_soon,
+            boundary=Boundary(_LoopClock(), asyncio.get_running_loop().call_soon),
         )
 
     async def _train(self, exchange: ExchangeLoop) -> None:

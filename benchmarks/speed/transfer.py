@@ -25,13 +25,15 @@ from benchmarks.speed.measuring import SEED, Size, paired, rates
 from benchmarks.speed.models import arrays_of, layout_of
 from benchmarks.speed.processes import Served, children, served
 from skerry import Policy, RunsClient
+from skerry.errors import is_transient
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.push import Delta, Part, digest_of, encode_parts, push
-from skerry.exchange.session import Session
+from skerry.exchange.push import Delta, Part, encode_parts, push
+from skerry.exchange.session import Calls, Session
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
@@ -72,7 +74,7 @@ class Peer:
             token_count=step_count,
             last_step=step_count,
         )
-        return Delta(header, parts, digest_of(parts), 0.0)
+        return Delta(header, parts)
 
     async def push(self, delta: Delta) -> None:
         """Pushes until the delta is acknowledged, and so durable."""
@@ -93,12 +95,11 @@ async def peer(
     transport = transport or GrpcTransport(syncer.target)
     boundary = Boundary(SystemClock(), asyncio.get_running_loop().call_soon_threadsafe)
     session = Session(
-        settings=ExchangeSettings(run=run.name, learner_id=learner_id),
-        transport=transport,
-        parameters=ArrayParameters({"unused": np.zeros(1, np.float32)}),
+        Calls(transport, Retry(RetrySettings(), random.Random(SEED), is_transient)),
+        ArrayParameters({"unused": np.zeros(1, np.float32)}),
+        ExchangeSettings(run=run.name, learner_id=learner_id),
         workers=workers,
         entropy=entropy,
-        jitter=random.Random(SEED),
         boundary=boundary,
     )
     session.run_uid = run.uid

@@ -9,22 +9,26 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, Required, Self, TypedDict, Unpack
+from typing import Any, Final, Required, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Trained
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, is_transient
+from skerry.exchange.boundary import Boundary, Post
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings, check_policy
 from skerry.model.interface import ArrayParameters, Parameters
 from skerry.net.forks import OwnProcess
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.handshakes import check_certificate
 from skerry.net.loop_thread import LoopThread
+from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
-from skerry.runtime.clock import SystemClock
+from skerry.net.transport import LANE_COUNT
+from skerry.runtime.clock import StepClock, SystemClock
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
 from skerry.runtime.own_id import own_id
@@ -56,40 +60,11 @@ class LearnerOptions(TypedDict, total=False):
     tls: Tls | Insecure | None
 
 
-class Backend(Protocol):
-    """What exchanges for a learner: one process, or the ranks of several. The methods are those of the learner."""
-
-    @property
-    def view(self) -> View:
-        """What the training loop may ask; of several ranks, all have the same."""
-
-    def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
-        """Counts a step; returns the fragments that it changed, and with which status to leave now, if at all.
-
-        `leave_status` is what `leave_soon` was told.
-        """
-
-    def flush(self, timeout_s: float, *, is_last: bool) -> bool:
-        """Sends all unsent work."""
-
-    def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
-        """Sends the last work and leaves the run. Idempotent."""
-
-    def count_from(self, step_count: int, token_count: int) -> None:
-        """Has counts go on after those of an earlier process."""
-
-    def merged_weights(self) -> dict[str, NDArray[np.float32]]:
-        """Returns copies of the run's own weights."""
-
-    def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
-        """Whether work is whole when the context ends by an exception of this kind; `is_told`: to leave soon."""
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Ends the exchange without sending anything; `error` is why, if the training loop failed. Idempotent."""
-
-
 class SingleProcess:
-    """The back end of one process: the exchange on an event loop in a thread of its own, with workers beside it."""
+    """What exchanges for a learner: the exchange on an event loop in a thread of its own, with workers beside it.
+
+    The methods are those of the learner; `ManyRanks` has them for the ranks of several processes.
+    """
 
     _running: Future[None] | None = None  # once it is attached
 
@@ -119,7 +94,9 @@ class SingleProcess:
         parameters: Parameters,
         settings: ExchangeSettings,
         connect: Callable[[], GrpcTransport],
-        **options: Any,  # of the `ExchangeLoop`
+        *,
+        boundary: Callable[[StepClock, Post], Boundary] = Boundary,
+        lane_count: int = LANE_COUNT,
     ) -> None:
         """Makes the exchange, and what it needs; calls nobody yet."""
         self._last_work = LastWork()
@@ -129,17 +106,13 @@ class SingleProcess:
         self._closing.callback(self._thread.close)
         transport = self._thread.call(connect)
         self._closing.callback(lambda: self._thread.run(transport.close()))
-        self._exchange = self._thread.call(
-            lambda: ExchangeLoop(
-                transport,
-                parameters,
-                settings,
-                workers=workers,
-                entropy=SystemEntropy(),
-                jitter=system_random(),
-                clock=SystemClock(),
-                **options,
-            )
+        self._exchange = ExchangeLoop(
+            Calls(transport, Retry(RetrySettings(), system_random(), is_transient), lane_count=lane_count),
+            parameters,
+            settings,
+            workers=workers,
+            entropy=SystemEntropy(),
+            boundary=boundary(SystemClock(), self._thread.loop.call_soon_threadsafe),
         )
 
     def _attach(self, parameters: Parameters, **share: int) -> None:
@@ -150,11 +123,14 @@ class SingleProcess:
 
     @property
     def view(self) -> View:
-        """What the exchange says now."""
+        """What the training loop may ask; of several ranks, all have the same."""
         return self._exchange.view
 
     def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
-        """Counts a step."""
+        """Counts a step; returns the fragments that it changed, and with which status to leave now, if at all.
+
+        `leave_status` is what `leave_soon` was told.
+        """
         return self._exchange.step(tokens, loss), leave_status
 
     def flush(self, timeout_s: float, *, is_last: bool) -> bool:
@@ -170,7 +146,7 @@ class SingleProcess:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 
     def leave(self, timeout_s: float, *, load_merged: bool) -> LastWork:
-        """Sends the last work and leaves the run."""
+        """Sends the last work and leaves the run. Idempotent."""
         if self._thread.is_over:
             return self._last_work
         is_loaded: bool | None = None
@@ -195,16 +171,25 @@ class SingleProcess:
         return self._exchange.merged_weights()
 
     def may_send_after(self, kind: type[BaseException] | None, *, is_told: bool) -> bool:
-        """Whether no step failed: work that one may have damaged is not sent."""
+        """Whether work is whole when the context ends by an exception of this kind; `is_told`: to leave soon.
+
+        Work that a failed step may have damaged is not sent.
+        """
         return kind is None or is_told or issubclass(kind, SystemExit | KeyboardInterrupt)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the exchange without sending anything, and says which steps the run does not have."""
+        """Ends the exchange without sending anything, and says which steps the run does not have. Idempotent.
+
+        `error` is why, if the training loop failed.
+        """
         if self._thread.is_over:
             return
         self._last_work = self._exchange.last_work
         self._say_left(self._last_work)
-        self._end()
+        with self._closing:
+            self._thread.run(self._exchange.leave())
+            if self._running is not None:
+                wait([self._running], _END_TIMEOUT_S)
 
     def _say_left(self, work: LastWork) -> None:
         is_fine = work or (self.view.is_closed and not work.dropped_step_count)
@@ -219,12 +204,6 @@ class SingleProcess:
             "left the run" if is_fine else "left the run, which does not have all of the last work",
             **{name: value for name, value in counts.items() if value},
         )
-
-    def _end(self) -> None:
-        with self._closing:
-            self._thread.run(self._exchange.leave())
-            if self._running is not None:
-                wait([self._running], _END_TIMEOUT_S)
 
     def _say_forgotten(self) -> None:
         # It is too late to send them: Python lets no thread begin work once the main thread has ended.
@@ -292,7 +271,7 @@ class ArrayLearner:
             raise TypeError(f"arrays are given by name; a torch module is for Learner. type={type(arrays).__name__}")
         self._begin(SingleProcess(ArrayParameters(arrays) if isinstance(arrays, Mapping) else arrays, options))
 
-    def _begin(self, backend: Backend) -> None:
+    def _begin(self, backend: SingleProcess) -> None:
         self._backend = backend
         self._process = OwnProcess()
         self._leaving = ExitStack()  # what is called when the learner has left
@@ -475,18 +454,13 @@ class ArrayLearner:
 def settings_of(
     *,
     target: str,
-    run: str,
     learner_id: str | None = None,
-    region: str = "",
-    create: bool = False,
     policy: Policy | None = None,
     planned_step_count: int | None = None,
-    fragment_count: int | None = None,
-    allow_other_frozen: bool | Collection[str] = False,
-    connect_timeout_s: float = 30.0,
     tls: Tls | Insecure | None = None,
+    **others: Any,
 ) -> ExchangeSettings:
-    """Returns the settings of a learner with these options; connects to nothing and writes nothing.
+    """Returns the settings of a learner with these `LearnerOptions`; connects to nothing and writes nothing.
 
     The id of a learner that is to choose its own is a placeholder.
 
@@ -496,18 +470,9 @@ def settings_of(
     check_policy(policy)
     if planned_step_count is not None:
         policy = replace(policy or Policy(), planned_step_count=planned_step_count)
-    settings = ExchangeSettings(
-        run=run,
-        learner_id="learner" if learner_id is None else learner_id,
-        region=region,
-        may_create=create,
-        policy=policy,
-        fragment_count=fragment_count,
-        allow_other_frozen=allow_other_frozen,
-        connect_timeout_s=connect_timeout_s,
-    )
+    settings = ExchangeSettings(learner_id="learner" if learner_id is None else learner_id, policy=policy, **others)
     for files in check_target(target, tls):
-        check_certificate(files, run, learner_id)
+        check_certificate(files, settings.run, learner_id)
     return settings
 
 

@@ -105,6 +105,15 @@ class Tally:
         """Counts bytes of updates and snapshots that came down."""
         self.bytes_down += size_bytes
 
+    def not_merged(self, cause: str, *, is_lost: bool) -> int:
+        """Counts a delta whose work goes into a later one, or is lost; returns how many have had the cause."""
+        if is_lost:
+            self.deltas_dropped += 1
+        else:
+            self.deltas_returned += 1
+        self.causes[cause] = self.causes.get(cause, 0) + 1
+        return self.causes[cause]
+
     def merged(self, staleness: int, waiting_s: float) -> None:
         """Counts a delta that was merged."""
         self.deltas_merged += 1

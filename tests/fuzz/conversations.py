@@ -23,12 +23,14 @@ import numpy as np
 import psutil
 from google.protobuf.message import Message
 
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, is_transient
+from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
-from skerry.net.retry import RetrySettings
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
@@ -318,20 +320,18 @@ async def _learner(liar: _Liar, number: int, share: float) -> AsyncIterator[tupl
     settings = ExchangeSettings(
         run=f"fit-{number}",
         learner_id="a",
-        may_create=True,
+        create=True,
         policy=QUADRATIC_POLICY,
         connect_timeout_s=2.0,
-        call_timeout_s=2.0,
-        retry=RetrySettings(attempt_count=3, first_wait_s=0.01, longest_wait_s=0.05),
     )
+    retry = RetrySettings(attempt_count=3, first_wait_s=0.01, longest_wait_s=0.05)
     loop = ExchangeLoop(
-        liar,
+        Calls(liar, Retry(retry, random.Random(0), is_transient), timeout_s=2.0),
         ArrayParameters(problem.arrays),
         settings,
         workers=InlineWorkers(),
         entropy=SystemEntropy(),
-        jitter=random.Random(0),
-        clock=SystemClock(),
+        boundary=Boundary(SystemClock(), asyncio.get_running_loop().call_soon_threadsafe),
     )
     await loop.join()
     running = asyncio.ensure_future(loop.run())

@@ -14,10 +14,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.errors import RunClosedError, SkerryError
+from skerry.errors import RunClosedError, SkerryError, is_transient
+from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from tests.simulation.network import Network
@@ -142,22 +145,20 @@ class LearnerProcess:
         seed = f"{self._seed}/{record.incarnation}/{attempt}"
         arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         transport = self.transports[record.incarnation] = SimTransport(self._network, record, self._count)
+        retry = Retry(RetrySettings(), random.Random(f"{seed}/jitter"), is_transient)
         exchange = ExchangeLoop(
-            transport,
+            Calls(transport, retry, lane_bytes=self._lane_bytes),
             ArrayParameters(arrays),
             ExchangeSettings(
                 run=RUN,
                 learner_id=self.name,
-                may_create=True,
+                create=True,
                 policy=self._policy,
                 fragment_count=3,
-                lane_bytes=self._lane_bytes,
             ),
             workers=InlineWorkers(),
             entropy=SeededEntropy(random.Random(f"{seed}/ids")),
-            jitter=random.Random(f"{seed}/jitter"),
-            clock=_LoopClock(),
-            post=asyncio.get_running_loop().call_soon,
+            boundary=Boundary(_LoopClock(), asyncio.get_running_loop().call_soon),
         )
         await exchange.join()
         running = asyncio.create_task(exchange.run())

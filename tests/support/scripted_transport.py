@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.errors import is_transient
 from skerry.exchange.boundary import Boundary
-from skerry.exchange.session import Session
+from skerry.exchange.session import Calls, Session
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
-from skerry.net.retry import RetrySettings
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as v1
 from tests.support.seeded_entropy import SeededEntropy
@@ -65,15 +66,19 @@ def _met(answer: Any) -> Any:
     return answer
 
 
-def scripted_session(transport: Any, arrays: Mapping[str, NDArray[np.float32]], **settings: Any) -> Session:
-    """Returns a session of the learner "us" in the run "fit", on the running loop."""
+def quick_calls(transport: Any, **rules: Any) -> Calls:
+    """Returns calls that are repeated after a millisecond or two."""
     quick = RetrySettings(first_wait_s=0.001, longest_wait_s=0.002)
+    return Calls(transport, Retry(quick, random.Random(2), is_transient), **rules)
+
+
+def scripted_session(calls: Calls, arrays: Mapping[str, NDArray[np.float32]], **settings: Any) -> Session:
+    """Returns a session of the learner "us" in the run "fit", on the running loop."""
     return Session(
-        settings=ExchangeSettings(run="fit", learner_id="us", retry=quick, **settings),
-        transport=transport,
-        parameters=ArrayParameters(arrays),
+        calls,
+        ArrayParameters(arrays),
+        ExchangeSettings(run="fit", learner_id="us", **settings),
         workers=InlineWorkers(),
         entropy=SeededEntropy(random.Random(1)),
-        jitter=random.Random(2),
         boundary=Boundary(StillClock(), asyncio.get_running_loop().call_soon),
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from skerry.errors import (
     RefusedError,
@@ -15,10 +15,9 @@ from skerry.errors import (
     RunNotFoundError,
     SkerryError,
     StopExchangingError,
-    StoreLostError,
     error_of,
 )
-from skerry.exchange.fragment import FragmentExchange
+from skerry.exchange.fragment import FragmentExchange, stats_of
 from skerry.exchange.push import earlier_delta
 from skerry.exchange.session import Session, policy_of
 from skerry.exchange.states import Idle, behind
@@ -42,14 +41,12 @@ class Attachment:
         """Call `run` to attach; `fragments`, by name, get the events."""
         self._session = session
         self._fragments = fragments
-        self._lease_term_s = session.policy.lease_term_s
+        self._lease_term_s = 0.0  # until it is attached
         self._leaving = asyncio.Event()
         self.report_due = asyncio.Event()  # set: the next report is sent at once
-        self._detached = asyncio.Event()
-        self._failure: SkerryError | None = None
-        self._failed_for: set[str] = set()  # reasons since the last stream that was attached
-        self._was_attached = False  # by the last stream
-        self._run_step_count: float | None = None
+        self._answered = asyncio.Event()  # the first attach was answered, or never will be
+        self._ended = asyncio.Event()
+        self._run_step_count: float | None = None  # of the run, as last reported; None before the first answer
         self._step_count_then = 0
 
     @property
@@ -63,43 +60,35 @@ class Attachment:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
         session = self._session
         try:
-            await replace(
-                session.calls.endless,
-                is_worth_it=self._is_worth_it,
-                has_progressed=lambda: self._was_attached,
-                before_pause=self._note_failure,
-            ).call(self._attach_until_left)
+            await replace(session.calls.endless, is_worth_it=self._is_worth_it, has_progressed=self._detached).call(
+                self._attach
+            )
         except StopExchangingError as error:
             session.stop(error)
         except RunClosedError:
             self._on_closed()
         except SkerryError as error:
-            if not self._leaving.is_set():  # refused before it was ever attached, which `wait` raises
+            if self._leaving.is_set():
+                _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
+            else:  # refused before it was ever attached, which `wait` raises
                 session.failure = error
                 session.end()
-                return
-            _log.info("attach stream broke while leaving", learner=session.settings.learner_id, because=str(error))
+        finally:
+            session.attached.clear()
+            self._answered.set()
+            self._ended.set()
 
     def _is_worth_it(self, error: BaseException) -> bool:
-        is_final = isinstance(error, StopExchangingError | RunClosedError)
         if isinstance(error, RefusedError | RunNotFoundError) and self._run_step_count is None:
             return False  # nobody trains yet, and whoever starts the learner can change what is wrong
+        is_final = isinstance(error, StopExchangingError | RunClosedError)
         return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
 
-    def _note_failure(self, attempt: int, error: BaseException) -> None:
-        assert isinstance(error, SkerryError)
-        is_new = error.reason not in self._failed_for
-        self._failed_for.add(error.reason)
-        self._failure = error
-        self._session.note_problem(error)
-        facts = {**self._session.facts, "reason": error.reason, "because": str(self._session.problem)}
-        if isinstance(error, StoreLostError):
-            _log.error("the store lost what was seen, training goes on alone", **facts)
-        elif isinstance(error, RunNotFoundError):
-            if is_new:  # and `ExchangeLoop` reminds of it
-                _log.error("the run has vanished, training goes on alone until it is back", **facts)
-        elif is_new or attempt.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
-            _log.warning("attach stream broke, training goes on", **facts)
+    def _detached(self) -> bool:
+        """Takes note that the stream broke, and returns whether it was attached."""
+        was_attached = self._session.attached.is_set()
+        self._session.attached.clear()
+        return was_attached
 
     async def wait(self) -> None:
         """Returns once the syncer has answered the first attach.
@@ -110,43 +99,29 @@ class Attachment:
         session = self._session
         try:
             async with asyncio.timeout(session.settings.connect_timeout_s):
-                await _first(session.attached.wait(), session.stopped.wait())
+                await self._answered.wait()
         except TimeoutError as error:
-            raise self._failure or error_of("TIMEOUT", "attach was not answered") from error
-        if session.stopped.is_set():
+            raise session.problem or error_of("TIMEOUT", "attach was not answered") from error
+        if session.is_over:
             raise session.failure or error_of("CANCELLED", "the exchange ended before it began")
 
     async def leave(self) -> None:
         """Tells the syncer that this learner leaves, so that no round waits for it."""
-        session = self._session
         self._leaving.set()
         self.report_due.set()
-        if session.attached.is_set() and not session.stopped.is_set():
+        if self._session.attached.is_set():
             try:
                 async with asyncio.timeout(_LEAVE_TIMEOUT_S):
-                    await _first(session.stopped.wait(), self._detached.wait())
+                    await self._ended.wait()
             except TimeoutError:
-                _log.info("leave was not answered", learner=session.settings.learner_id)
+                _log.info("leave was not answered", learner=self._session.settings.learner_id)
 
-    async def _attach_until_left(self) -> None:
-        """Attaches, and returns when the stream ends after `leave`."""
-        session = self._session
+    async def _attach(self) -> None:
+        """Attaches and handles events; returns when the stream ends after `leave`."""
         if self._leaving.is_set():
             return
-        try:
-            await self._attach_once()
-        finally:
-            self._was_attached = session.attached.is_set()
-            session.attached.clear()
-            self._detached.set()
-        if not self._leaving.is_set():
-            raise error_of("UNREACHABLE", "attach stream ended")
-
-    async def _attach_once(self) -> None:
-        """Attaches and handles events until the stream ends."""
-        session = self._session
         answered = asyncio.get_running_loop().create_future()
-        responses = session.calls.transport.attach(self._reports(answered))
+        responses = self._session.calls.transport.attach(self._reports(answered))
         try:
             async with aclosing(responses):
                 async for response in responses:
@@ -158,6 +133,8 @@ class Attachment:
                         self._on_event(response.event)
         finally:
             answered.cancel()  # gRPC leaves a task that waits for the next report after a refusal
+        if not self._leaving.is_set():
+            raise error_of("UNREACHABLE", "attach stream ended")
 
     async def _reports(self, answered: asyncio.Future[None]) -> AsyncIterator[exchange_pb2.AttachRequest]:
         session = self._session
@@ -183,24 +160,21 @@ class Attachment:
 
     def _report(self) -> types_pb2.LearnerReport:
         session = self._session
+        stats = stats_of(session, self._fragments.values())
         report = types_pb2.LearnerReport(
-            step_count=session.earlier.step_count + session.trained.step_count,
-            token_count=session.earlier.token_count + session.trained.token_count,
-            sent_bytes=session.tally.bytes_up,
-            received_bytes=session.tally.bytes_down,
+            step_count=stats.step_count,
+            token_count=stats.token_count,
+            sent_bytes=stats.bytes_up,
+            received_bytes=stats.bytes_down,
             is_flushing=session.is_ending,
-            unsent_step_count=max(fragment.unsent_step_count for fragment in self._fragments.values()),
-            problem=problem.reason if (problem := session.standing_problem) else "",
-            dropped_step_count=max(fragment.dropped_step_count for fragment in self._fragments.values()),
-            adopted=[
-                types_pb2.FragmentVersion(fragment=name, version=fragment.ledger.version)
-                for name, fragment in self._fragments.items()
-            ],
+            unsent_step_count=stats.unsent_step_count,
+            problem=stats.problem.reason if stats.problem else "",
+            dropped_step_count=stats.dropped_step_count,
+            adopted=[types_pb2.FragmentVersion(fragment=name, version=own) for name, own in stats.versions.items()],
+            loss=stats.loss,
         )
-        if session.loss is not None:
-            report.loss = session.loss
-        if session.step_time_s is not None:
-            report.step_time.FromTimedelta(timedelta(seconds=session.step_time_s))
+        if stats.step_time_s is not None:
+            report.step_time.FromTimedelta(timedelta(seconds=stats.step_time_s))
         report.stall_time.FromTimedelta(timedelta(seconds=session.tally.stall_s_since_report))
         session.tally.stall_s_since_report = 0.0
         return report
@@ -218,9 +192,9 @@ class Attachment:
         if is_first:
             for fate in attached.pending:  # deltas of an earlier session
                 self._wait_behind(fate)
-        self._failed_for.clear()
-        self._detached.clear()
+        session.went_well()
         session.attached.set()
+        self._answered.set()
         _log.info("attached", **session.facts, position=session.position)
 
     def _wait_behind(self, fate: types_pb2.DeltaFate) -> None:
@@ -283,13 +257,3 @@ class Attachment:
         self._session.run_closed()
         for fragment in self._fragments.values():
             fragment.wake()
-
-
-async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Returns when the first of the waits is over."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

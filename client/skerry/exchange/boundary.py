@@ -10,12 +10,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from skerry.errors import StopExchangingError
 from skerry.runtime.clock import StepClock
 
 R = TypeVar("R")
+Post: TypeAlias = Callable[[Callable[[], None]], object]  # runs a callback on the event loop, from any thread
 
 # Once so much time is used in one step, waiting work is left for the next. It is far below what a step takes, and one
 # piece of work is always done.
@@ -23,11 +24,11 @@ BUDGET_S: Final = 0.004
 
 
 class Boundary:
-    """A queue from the event loop to the training thread; `post` runs a callback on the loop from any thread."""
+    """A queue from the event loop to the training thread."""
 
-    def __init__(self, clock: StepClock, post: Callable[[Callable[[], None]], object]) -> None:
-        self._clock = clock
-        self._post = post
+    def __init__(self, clock: StepClock, post: Post) -> None:
+        self.clock = clock
+        self.post = post
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._has_work = threading.Event()
 
@@ -51,18 +52,18 @@ class Boundary:
         Returns whether there was any.
         """
         has_worked = bool(self._waiting)
-        deadline_s = self._clock.monotonic_s() + BUDGET_S
+        deadline_s = self.clock.monotonic_s() + BUDGET_S
         while self._waiting:
             self._do_next()
-            if self._clock.monotonic_s() >= deadline_s:
+            if self.clock.monotonic_s() >= deadline_s:
                 break
         return has_worked
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does work as it comes until `is_over()` or the timeout; returns `is_over()`. For the training thread."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        deadline_s = self.clock.monotonic_s() + timeout_s
         while not is_over():
-            rest_s = deadline_s - self._clock.monotonic_s()
+            rest_s = deadline_s - self.clock.monotonic_s()
             if rest_s <= 0 or not self._has_work.wait(rest_s):
                 return is_over()
             self._has_work.clear()
@@ -77,11 +78,11 @@ class Boundary:
             result = None if future.cancelled() else work()
         except BaseException as error:  # Ctrl-C may have come in the middle of it
             failure = error if isinstance(error, Exception) else _interrupted(error)
-            self._post(lambda: None if future.done() else future.set_exception(failure))
+            self.post(lambda: None if future.done() else future.set_exception(failure))
             if failure is not error:
                 raise
         else:
-            self._post(lambda: None if future.done() else future.set_result(result))
+            self.post(lambda: None if future.done() else future.set_result(result))
 
 
 def _interrupted(error: BaseException) -> StopExchangingError:

@@ -6,23 +6,19 @@ Its states and the transitions between them are in `skerry.exchange.states`; thi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final, NoReturn
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.errors import (
-    AttachAgainError,
     CorruptDownloadError,
-    PlanExpiredError,
     PoisonedError,
     RefusedError,
     RunClosedError,
-    RunNotFoundError,
     SkerryError,
-    StoreLostError,
-    TryAgainError,
+    StopExchangingError,
     WorkRefusedError,
     error_of,
 )
@@ -33,28 +29,17 @@ from skerry.exchange.push import Delta, make_delta, push, query
 from skerry.exchange.session import Session
 from skerry.exchange.states import Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.model.movement import Moves
-from skerry.runtime.logs import get_logger
-from skerry.stats import LastWork
+from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
-
-_log = get_logger(__name__)
 
 # After so many refusals of the same bytes as damaged, the link is not the cause.
 _MAX_DAMAGE: Final = 3
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 _BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
-# After these errors the exchange pauses, and goes on from its state.
-_REPEATED: Final = (
-    AttachAgainError,
-    CorruptDownloadError,
-    PlanExpiredError,
-    RefusedError,
-    RunNotFoundError,
-    StoreLostError,
-    TryAgainError,
-    WorkRefusedError,
-)
+# After any other error the exchange pauses, and goes on from its state.
+_FINAL: Final = (PoisonedError, RunClosedError, StopExchangingError)
+_NOT_FINITE: Final = "not finite"
 
 
 class FragmentExchange:
@@ -67,7 +52,7 @@ class FragmentExchange:
         ledger: Ledger,
         *,
         contributed_step: int,
-        restore_all: Callable[[PoisonedError], Awaitable[None]],
+        restore_all: Callable[[], Awaitable[None]],
     ) -> None:
         """The model must already have the weights of `ledger`."""
         self.layout = layout
@@ -81,9 +66,8 @@ class FragmentExchange:
         self._rhythm = RoundRhythm()
         self._moves = Moves()
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
-        self.dropped_step_count = 0  # steps whose work is gone
-        self._dropped_until = 0  # the last of these steps
-        self._decided = LastWork()  # of the last delta that was merged or dropped
+        self._lost_step_count = 0  # steps whose work was taken out of the model
+        self._decided = LastWork()  # of the last work that was merged or lost
         self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
         self._wake = asyncio.Event()
 
@@ -108,7 +92,7 @@ class FragmentExchange:
 
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:
         """Takes note of a delta's fate, if it is the delta that is being sent or in flight."""
-        state = self.state
+        session, state = self._session, self.state
         if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.delta_id:
             return
         if fate.fate == types_pb2.FATE_UNSPECIFIED or (isinstance(state, InFlight) and not state.is_pending):
@@ -116,14 +100,15 @@ class FragmentExchange:
         self.state = fragment_state.acknowledged(state, fate)
         if isinstance(state, Sending):
             self._has_progressed = True
-            self._session.acknowledged(self.layout)
+            session.acknowledged(self.layout)
         if fate.fate == types_pb2.FATE_MERGED:
-            self._session.merged(self.layout)
+            session.unmerged.pop(self.layout.name, None)
             if state.delta.is_own:
                 self._decided = LastWork(merged_step_count=state.delta.header.step_count)
-                self._session.tally.merged(fate.staleness, asyncio.get_running_loop().time() - state.delta.taken_at_s)
+                session.tally.merged(fate.staleness, asyncio.get_running_loop().time() - state.delta.taken_at_s)
             self.on_version(fate.version)
-        self._wake.set()
+        self.wake()
+        session.boundary.wake()  # so that `serve` looks whether a flush is done
 
     def wake(self) -> None:
         """Has the fragment look at the session's state again."""
@@ -151,6 +136,8 @@ class FragmentExchange:
     def last_work(self) -> LastWork:
         """What became of the last steps. Any thread may ask."""
         state, unsent = self.state, self.unsent_step_count
+        if isinstance(state, Replacing):
+            return LastWork(dropped_step_count=self._local_step_count, because=state.because)
         if isinstance(state, InFlight) and not state.is_merged and state.delta.is_own:
             steps = state.delta.header.step_count
             if state.is_pending:
@@ -161,11 +148,21 @@ class FragmentExchange:
         return replace(self._decided, unsent_step_count=unsent)
 
     @property
-    def unsent_step_count(self) -> int:
-        """Steps that are in no acknowledged delta. Any thread may ask."""
+    def _local_step_count(self) -> int:
+        """Steps that are in no delta of which the syncer has said that it has it."""
         state = self.state
         being_sent = state.delta.header.step_count if isinstance(state, Sending) else 0
         return self._session.trained.step_count - state.ledger.sent_until.step_count + being_sent
+
+    @property
+    def unsent_step_count(self) -> int:
+        """Steps that are in no acknowledged delta, and not lost. Any thread may ask."""
+        return 0 if isinstance(self.state, Replacing) else self._local_step_count
+
+    @property
+    def dropped_step_count(self) -> int:
+        """Steps whose work is lost. Any thread may ask."""
+        return self._lost_step_count + (self._local_step_count if isinstance(self.state, Replacing) else 0)
 
     async def run(self) -> None:
         """Runs until it is cancelled, or until this learner must stop."""
@@ -174,18 +171,17 @@ class FragmentExchange:
             try:
                 await replace(
                     session.calls.endless,
-                    is_worth_it=lambda error: isinstance(error, _REPEATED),
+                    is_worth_it=lambda error: isinstance(error, SkerryError) and not isinstance(error, _FINAL),
                     has_progressed=self._take_progress,
                     before_pause=self._note_failure,
                 ).call(self._go_on)
             except RunClosedError:
                 session.run_closed()
                 if isinstance(self.state, Sending):
-                    self.state = fragment_state.withdrawn(self.state)
+                    self.state = fragment_state.returned(self.state)
             except PoisonedError as error:
-                self._drop(error, "not finite")
-                if error.reason == "NON_FINITE":
-                    await self._restore_all(error)  # gradients spread it to all fragments
+                self._drop(error, _NOT_FINITE)
+                await self._restore_all()  # gradients spread it to all fragments
             except SkerryError as error:
                 session.stop(error)
                 return
@@ -200,16 +196,11 @@ class FragmentExchange:
         match self.state:
             case Sending():
                 async with self._session.transfers:
-                    await self._session.calls.retry.call(self._push)
-            case InFlight(is_quarantined=True) as state if state.ledger.in_flight is not None:
-                because = state.fate.reason
-                self._drop(
-                    PoisonedError("QUARANTINED", f"delta was quarantined. because={because}"), _cause(state.fate)
-                )
+                    await self._push()
             case InFlight(is_returned=True) | InFlight(is_quarantined=True) as state:
-                self._return(state)
+                self._give_up(state)
             case Idle() as state if self.may_send and (state.is_turn_to_send or not has_newer):
-                await self._take(state)
+                await self._take()
             case Refused() | Replacing():
                 await self._adopt()
             case Idle() | InFlight() if has_newer:
@@ -240,42 +231,29 @@ class FragmentExchange:
     async def _wait(self) -> None:
         """Waits for an event; with a delta in flight for a while only, since a broken stream may have lost its fate."""
         session = self._session
-        if session.is_flushing:
-            session.boundary.wake()  # so that `serve` looks whether the flush is done
-        patience_s = session.settings.retry.longest_wait_s if session.is_closed else session.policy.lease_term_s
+        session.boundary.wake()  # so that `serve` looks whether a flush is done
+        patience_s = session.calls.retry.settings.longest_wait_s if session.is_closed else session.policy.lease_term_s
         timeout_s = patience_s if isinstance(self.state, InFlight) else None
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
-            await self._ask_fate(self._session.position)
+            await self._ask_fate(session.position)
         self._wake.clear()
 
     def _take_progress(self) -> bool:
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed
 
-    def _note_failure(self, attempt: int, error: BaseException) -> None:
+    def _note_failure(self, _attempt: int, error: BaseException) -> None:
         """Takes note of a failure before the pause that follows it."""
         self._pulls_whole |= isinstance(error, CorruptDownloadError)
-        is_defect = isinstance(error, RefusedError | StoreLostError)
-        if isinstance(error, SkerryError):
-            self._session.note_problem(error)
-        if isinstance(error, RunNotFoundError) and not self._session.attached.is_set():
-            return  # which the attachment says, once for all fragments
-        if (attempt == 1 or is_defect) and not isinstance(error, WorkRefusedError):
-            (_log.error if is_defect else _log.warning)(
-                "exchange of a fragment failed, will try again",
-                learner=self._session.settings.learner_id,
-                fragment=self.layout.name,
-                reason=getattr(error, "reason", ""),
-                because=str(error),
-            )
+        if not isinstance(error, WorkRefusedError):  # which was told when its work was returned
+            self._session.note_failure(error)
 
-    async def _take(self, state: Idle) -> None:
+    async def _take(self) -> None:
         """Copies the weights at the next step boundary and makes a delta of them."""
         session, layout = self._session, self.layout
-        self.state = fragment_state.turn_used(state)
         async with session.moving, self.lock:
             buffer = await session.workers.run(session.parameters.buffer, layout)
             copy = await session.workers.run(session.parameters.snapshot, layout, buffer)
@@ -285,10 +263,10 @@ class FragmentExchange:
                 return session.trained
 
             trained = await session.boundary.run(snapshot)
-            idle = self.state
-            if not isinstance(idle, Idle) or not self.may_send or trained == idle.ledger.sent_until:
+            state = self.state
+            if not isinstance(state, Idle) or not self.may_send or trained == state.ledger.sent_until:
                 return
-            ledger, taken_at_s = idle.ledger, asyncio.get_running_loop().time()
+            ledger, taken_at_s = state.ledger, asyncio.get_running_loop().time()
 
             def made() -> tuple[Delta, FlatArray]:
                 delta, decoded = make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
@@ -298,8 +276,14 @@ class FragmentExchange:
             try:
                 delta, decoded = await session.workers.run(made)
             except NonFiniteError as error:
-                raise PoisonedError("NON_FINITE", f"weights are not finite. {error}") from error
-            self.state = fragment_state.taken(idle, delta, decoded, trained)
+                raise PoisonedError(
+                    "NON_FINITE",
+                    "weights are not finite, so the run's are loaded and the steps since the last delta are lost. An "
+                    "optimizer such as Adam keeps NaN in its own state: if this repeats, reset it while the weights "
+                    "are finite, in PyTorch by optimizer.state.clear(), and skip steps whose gradients are not "
+                    f"finite. Else training diverges: lower the learning rate. {error}",
+                ) from error
+            self.state = fragment_state.taken(state, delta, decoded, trained)
 
     async def _push(self) -> None:
         """Sends what the syncer does not have of the delta; returns once it is acknowledged."""
@@ -350,34 +334,32 @@ class FragmentExchange:
             return
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
-        self._session.tally.deltas_returned += 1
         # The server does not know this base, so updates on it would be wrong.
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 
-    def _return(self, state: InFlight) -> None:
-        """The delta was accepted but will never be merged: its work is unsent again, if the model has it."""
+    def _give_up(self, state: InFlight) -> None:
+        """The delta was accepted but will never be merged: its work is lost if it is not plausible, else unsent again.
+
+        Work that was set back since is in the model no more, whatever became of the delta.
+        """
         reason = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_")
-        error = WorkRefusedError(reason, f"delta was not merged. because={state.fate.reason}")
-        # The work of a quarantined delta is lost: by then the weights were set back.
-        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=state.is_quarantined)
+        message = f"delta was not merged. because={state.fate.reason}"
+        if state.is_quarantined and state.ledger.in_flight is not None:
+            self._drop(PoisonedError(reason, message), _cause(state.fate))
+            return
+        error, is_lost = WorkRefusedError(reason, message), state.is_quarantined
+        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=is_lost)
         self.state = fragment_state.returned(state)
-        self._session.tally.deltas_returned += state.delta.is_own
 
     def _drop(self, error: PoisonedError, cause: str) -> None:
         """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
         self._session.not_merged(self.layout, cause, error, is_lost=True)
-        self._session.tally.deltas_dropped += isinstance(self.state, Sending | InFlight)
-        ledger = self.state.ledger.returned()
-        dropped = self._steps_dropped(ledger.sent_until, self._session.trained)
-        self._decided = LastWork(dropped_step_count=dropped, because=cause)
-        self.state = fragment_state.poisoned(self.state)
+        self.state = fragment_state.poisoned(self.state, cause)
 
-    def _steps_dropped(self, since: Trained, until: Trained) -> int:
-        """Counts steps whose work is gone, each once, and returns how many there are."""
-        count = max(0, until.step_count - max(since.step_count, self._dropped_until))
-        self._dropped_until = max(self._dropped_until, until.step_count)
-        self.dropped_step_count += count
-        return count
+    def _lost(self, step_count: int, because: str) -> None:
+        """Counts steps whose work was taken out of the model."""
+        self._lost_step_count += step_count
+        self._decided = LastWork(dropped_step_count=step_count, because=because)
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
@@ -392,14 +374,14 @@ class FragmentExchange:
             async with self.lock:
                 if self.state is not before:
                     return  # there is news of the delta
-                replaces = isinstance(self.state, Replacing)
+                replaces = isinstance(before, Replacing)
                 ledger = await adopt(
                     self._session, self.layout, self.ledger, pulled, is_merged=is_merged, must_replace=replaces
                 )
                 state = self.state
                 assert not isinstance(state, Sending)
-                if replaces:  # what was trained since the delta was dropped is gone, too
-                    self._steps_dropped(state.ledger.sent_until, ledger.sent_until)
+                if isinstance(state, Replacing):
+                    self._lost(ledger.sent_until.step_count - state.ledger.sent_until.step_count, state.because)
                 self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
             self._pulls_whole = False
             # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
@@ -407,12 +389,12 @@ class FragmentExchange:
             self._session.tally.parameters_down_count += self.layout.numel
             if pulled.version < self._newest_version:
                 # A version that was announced is not available yet; without a pause it would be asked for at once.
-                await asyncio.sleep(self._session.settings.retry.first_wait_s)
+                await asyncio.sleep(self._session.calls.retry.settings.first_wait_s)
 
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
-            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))
+            await self._ask_fate(pulled.position)
         state = self.state
         return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 
@@ -425,8 +407,23 @@ class FragmentExchange:
 
     def restored(self, trained: Trained) -> None:
         """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
-        self._steps_dropped(self.ledger.sent_until, trained)
+        self._lost(trained.step_count - self.ledger.sent_until.step_count, _NOT_FINITE)
         self.state = fragment_state.restored(self.state, trained)
+
+
+def stats_of(session: Session, fragments: Collection[FragmentExchange]) -> Stats:
+    """Returns the statistics of a learner now. Any thread may ask."""
+    return session.tally.stats(
+        step_count=session.earlier.step_count + session.trained.step_count,
+        token_count=session.earlier.token_count + session.trained.token_count,
+        unsent_step_count=max((fragment.unsent_step_count for fragment in fragments), default=0),
+        dropped_step_count=max((fragment.dropped_step_count for fragment in fragments), default=0),
+        problem=session.standing_problem,
+        is_attached=session.attached.is_set() and not session.is_over,
+        loss=session.loss,
+        step_time_s=session.step_time_s,
+        versions={fragment.layout.name: fragment.ledger.version for fragment in fragments},
+    )
 
 
 def _cause(fate: types_pb2.DeltaFate) -> str:

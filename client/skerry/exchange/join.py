@@ -14,7 +14,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.errors import PoisonedError, RunExistsError, RunNotFoundError, SkerryError, error_of, is_transient
-from skerry.exchange.push import Delta, digest_of, encode_parts, push
+from skerry.exchange.push import Delta, encode_parts, push
 from skerry.exchange.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.exchange.untrained import recorded
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
@@ -101,7 +101,7 @@ def _encode_initial(
         fragment=layout.name,
         base_version=INITIAL_BASE_VERSION,
     )
-    return Delta(header, parts, digest_of(parts), taken_at_s=0.0)
+    return Delta(header, parts)
 
 
 def _initial_delta_id(request_id: str, fragment: str) -> str:
@@ -122,9 +122,8 @@ async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
 class Joining(NamedTuple):
     """How a learner came to its run."""
 
-    is_created: bool = False
-    other_count: int = 0  # live learners of other ids
-    similar_names: str = ""  # runs that differ little in their names from one that was created
+    is_created: bool
+    other_count: int  # live learners of other ids
 
 
 async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
@@ -137,31 +136,32 @@ async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
     Raises:
         RunNotFoundError: no such run, and it may not be created.
     """
-    run, joining = await _found_or_created(session)
-    await session.workers.run(unpack_layout, run)
-    return run, joining
-
-
-async def _found_or_created(session: Session) -> tuple[types_pb2.Run, Joining]:
-    settings = session.settings
-    request = runs_pb2.GetRunRequest(name=settings.run)
+    request = runs_pb2.GetRunRequest(name=session.run)
 
     def find() -> Awaitable[runs_pb2.GetRunResponse]:
-        return session.calls.transport.get_run(request, timeout_s=settings.call_timeout_s)
+        return session.calls.transport.get_run(request, timeout_s=session.calls.timeout_s)
 
+    is_created = False
     try:
         answer = await session.until_connected(find)
     except RunNotFoundError as error:
-        if not settings.may_create:
+        if not session.settings.create:
             raise
         try:
-            run = await _create_from_model(session)
+            answer = runs_pb2.GetRunResponse(run=await _create_from_model(session))
         except RunExistsError:
             answer = await session.until_connected(find)  # another learner was faster
         else:
-            return run, Joining(is_created=True, similar_names=error.metadata.get("similar_names", ""))
-    others = [one for one in answer.learners if one.is_live and one.learner_id != settings.learner_id]
-    return answer.run, Joining(other_count=len(others))
+            is_created = True
+            if similar_names := error.metadata.get("similar_names"):
+                _log.warning(
+                    "the run is new, and others have similar names: did you mean one of them?",
+                    run=session.run,
+                    others=similar_names,
+                )
+    others = [one for one in answer.learners if one.is_live and one.learner_id != session.settings.learner_id]
+    await session.workers.run(unpack_layout, answer.run)
+    return answer.run, Joining(is_created, len(others))
 
 
 def warn_of_missing_plan(session: Session) -> None:

@@ -7,7 +7,6 @@ thread of its own; a simulation runs it, and `step` with it, in virtual time ove
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -18,20 +17,18 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
-from skerry.errors import PoisonedError, RunClosedError, SkerryError, StopExchangingError
+from skerry.errors import RunClosedError, SkerryError, StopExchangingError
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.boundary import Boundary
-from skerry.exchange.fragment import FragmentExchange
+from skerry.exchange.fragment import FragmentExchange, stats_of
 from skerry.exchange.join import Joining, find_or_create, warn_of_missing_plan
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import Session, policy_of
+from skerry.exchange.session import Calls, Session, policy_of
 from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
 from skerry.model.fragment_plan import check_same_tensors
 from skerry.model.interface import Parameters
-from skerry.net.transport import Transport
-from skerry.runtime.clock import StepClock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
@@ -58,41 +55,26 @@ class ExchangeLoop:
 
     def __init__(
         self,
-        transport: Transport,
+        calls: Calls,
         parameters: Parameters,
         settings: ExchangeSettings,
         *,
         workers: Workers,
         entropy: Entropy,
-        jitter: random.Random,
-        clock: StepClock,
-        post: Callable[[Callable[[], None]], object] | None = None,
-        boundary: Callable[[StepClock, Callable[[Callable[[], None]], object]], Boundary] = Boundary,
+        boundary: Boundary,
     ) -> None:
-        """Call `join` before anything else. `post` runs a callback on the loop from the training thread."""
-        self._post = post or asyncio.get_running_loop().call_soon_threadsafe
-        self._clock = clock
-        self._boundary = boundary(clock, self._post)
-        self._session = Session(
-            settings=settings,
-            transport=transport,
-            parameters=parameters,
-            workers=workers,
-            entropy=entropy,
-            jitter=jitter,
-            boundary=self._boundary,
-        )
-        self._joining = Joining()
+        """Call `join` before anything else."""
+        self._boundary = boundary
+        self._session = Session(calls, parameters, settings, workers=workers, entropy=entropy, boundary=boundary)
+        self._joining: Joining | None = None  # of the first process of the session
         self._layouts: tuple[FragmentLayout, ...] = ()
         self.fragment_count = 0  # of the run, once it is joined
-        self._is_first = True  # of the processes of the session
         self._fragments: dict[str, FragmentExchange] = {}
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
         self._acknowledged_count = 0  # at the last reminder
-        self._restored = 0, 0  # times that weights were not finite in a row, and the deltas acknowledged by then
-        self._next_reminder_s = clock.monotonic_s() + _REMINDER_S
+        self._next_reminder_s = boundary.clock.monotonic_s() + _REMINDER_S
 
     # The training thread's side.
 
@@ -109,7 +91,7 @@ class ExchangeLoop:
         tokens = whole_number(tokens, "tokens")
         if tokens < 1:
             raise ValueError(f"a step trains on at least one token. tokens={tokens}")
-        begin_s = self._clock.monotonic_s()
+        begin_s = self._boundary.clock.monotonic_s()
         self.check_weights()
         session = self._session
         if self._last_step_end_s is not None:
@@ -123,11 +105,11 @@ class ExchangeLoop:
         may_send = not session.is_over and any(fragment.may_send for fragment in self._fragments.values())
         if may_send and not self._is_step_posted:
             self._is_step_posted = True
-            self._post(self._on_step)
+            self._boundary.post(self._on_step)
         if begin_s >= self._next_reminder_s:
             self._next_reminder_s = begin_s + _REMINDER_S
             self._remind()
-        self._last_step_end_s = self._clock.monotonic_s()
+        self._last_step_end_s = self._boundary.clock.monotonic_s()
         session.tally.stalled(self._last_step_end_s - begin_s)
         return session.take_changed()
 
@@ -142,7 +124,7 @@ class ExchangeLoop:
             raise session.failure
         if problem := session.parameters.replaced():
             error = StopExchangingError("WEIGHTS_REPLACED", problem)
-            self._post(lambda: session.stop(error))
+            self._boundary.post(lambda: session.stop(error))
             raise error
 
     def _remind(self) -> None:
@@ -171,28 +153,13 @@ class ExchangeLoop:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
         return self._boundary.serve(is_over, timeout_s)
 
-    def wake(self) -> None:
-        """Has `serve` look at `is_over` again; for any thread."""
-        self._boundary.wake()
-
     @property
     def view(self) -> View:
         """What the training loop may ask; cheap enough for every step."""
-        session, fragments = self._session, self._fragments.values()
-        stats = session.tally.stats(
-            step_count=session.earlier.step_count + session.trained.step_count,
-            token_count=session.earlier.token_count + session.trained.token_count,
-            unsent_step_count=max((fragment.unsent_step_count for fragment in fragments), default=0),
-            dropped_step_count=max((fragment.dropped_step_count for fragment in fragments), default=0),
-            problem=session.standing_problem,
-            is_attached=session.attached.is_set() and not session.is_over,
-            loss=session.loss,
-            step_time_s=session.step_time_s,
-            versions={name: fragment.ledger.version for name, fragment in self._fragments.items()},
-        )
+        session = self._session
         return View(
             session.settings.learner_id,
-            stats,
+            stats_of(session, self._fragments.values()),
             self._attachment.progress,
             session.policy.planned_step_count,
             session.is_closed,
@@ -208,7 +175,7 @@ class ExchangeLoop:
         if step_count := self._session.trained.step_count:
             raise ValueError(f"a learner's state is loaded before its first step. steps={step_count}")
         self._session.earlier = earlier
-        self._post(self._attachment.report_due.set)
+        self._boundary.post(self._attachment.report_due.set)
 
     @property
     def is_flushed(self) -> bool:
@@ -272,9 +239,10 @@ class ExchangeLoop:
             RefusedError: SHAPE_MISMATCH, FROZEN_DIFFERS, or another refusal by the server.
             SkerryError: the syncer did not answer within `connect_timeout_s`.
         """
-        session, self._is_first = self._session, number == 0
+        session = self._session
         await self.connect()
-        run, self._joining = await find_or_create(session)
+        run, joining = await find_or_create(session)
+        self._joining = None if number else joining
         if run.status not in (types_pb2.RUN_STATUS_OPEN, types_pb2.RUN_STATUS_DRAFT):
             raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
         session.run_uid = run.uid
@@ -297,7 +265,7 @@ class ExchangeLoop:
         session = self._session
         capabilities = await session.until_connected(
             lambda: session.calls.transport.get_capabilities(
-                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.settings.call_timeout_s
+                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.calls.timeout_s
             )
         )
         if capabilities.suggested_part_size_bytes:
@@ -362,24 +330,13 @@ class ExchangeLoop:
             SkerryError: it refused, or did not answer within `connect_timeout_s`.
         """
         await self._attachment.wait()
-        if self._is_first:
-            self._say_joined()
-
-    def _say_joined(self) -> None:
-        joining, settings = self._joining, self._session.settings
-        announce(
-            _log,
-            "created the run" if joining.is_created else "joined the run",
-            run=settings.run,
-            learner=settings.learner_id,
-            version=min(fragment.ledger.version for fragment in self._fragments.values()),
-            others=joining.other_count,
-        )
-        if joining.similar_names:
-            _log.warning(
-                "the run is new, and others have similar names: did you mean one of them?",
-                run=settings.run,
-                others=joining.similar_names,
+        if self._joining is not None:
+            announce(
+                _log,
+                "created the run" if self._joining.is_created else "joined the run",
+                **self._session.facts,
+                version=min(fragment.ledger.version for fragment in self._fragments.values()),
+                others=self._joining.other_count,
             )
 
     async def leave(self) -> None:
@@ -412,7 +369,7 @@ class ExchangeLoop:
         for fragment in self._fragments.values():
             fragment.wake()
 
-    async def restore_poisoned(self, error: PoisonedError) -> None:
+    async def restore_poisoned(self) -> None:
         """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
         fragments = list(self._fragments.values())
         async with AsyncExitStack() as stack:
@@ -420,41 +377,13 @@ class ExchangeLoop:
                 await stack.enter_async_context(fragment.lock)
 
             def restore() -> tuple[list[FragmentExchange], Trained]:
-                loaded = [one for one in fragments if one.restore_if_poisoned()]
-                self._session.changed += [one.layout.name for one in loaded]
-                return loaded, self._session.trained
+                restored = [fragment for fragment in fragments if fragment.restore_if_poisoned()]
+                self._session.changed += [fragment.layout.name for fragment in restored]
+                return restored, self._session.trained
 
             restored, trained = await self._boundary.run(restore, is_common=True)
             for fragment in restored:
                 fragment.restored(trained)
-        if restored:
-            self._say_restored(error)
-
-    def _say_restored(self, error: PoisonedError) -> None:
-        """Says that weights were not finite and, if no work was sent since they were so before, why they are again."""
-        session = self._session
-        count, acknowledged_count = self._restored
-        if acknowledged_count != session.tally.deltas_acknowledged:
-            count = 0
-        count += 1
-        self._restored = count, session.tally.deltas_acknowledged
-        said = f"the weights were not finite, and the run's were loaded. because={error}"
-        if count > 1:
-            said = (
-                f"the weights were not finite {count} times in a row, each time after the run's were loaded, so these "
-                "steps are lost. An optimizer such as Adam keeps NaN in its own state: reset it while the weights are "
-                "finite, in PyTorch by optimizer.state.clear(), and skip steps whose gradients are not finite. Else "
-                f"training diverges: lower the learning rate. because={error}"
-            )
-        session.problem = PoisonedError("NON_FINITE", said)
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
-            _log.error(
-                "weights were not finite",
-                run=session.settings.run,
-                learner=session.settings.learner_id,
-                step=session.trained.step_count,
-                because=said,
-            )
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from blake3 import blake3
@@ -40,8 +40,7 @@ class Delta:
 
     header: v1.PushHeader  # without seen_position, which is the sender's at the time
     parts: tuple[Part, ...]  # none once the delta is acknowledged: its bytes are not sent again
-    digest: bytes
-    taken_at_s: float
+    taken_at_s: float = 0.0
     last_step: int = 0  # of this process, when the weights were copied
 
     @property
@@ -53,10 +52,6 @@ class Delta:
     def is_own(self) -> bool:
         """Whether this process has made it, and not one before it."""
         return bool(self.header.session_id)
-
-    def without_parts(self) -> Delta:
-        """Returns the delta without its bytes."""
-        return replace(self, parts=())
 
 
 def make_delta(
@@ -87,7 +82,7 @@ def make_delta(
     assert ledger.in_flight is None  # so equation (2) is A - theta
     encode, encoding = session.parameters.encode, session.policy.delta_encoding
     parts = encode_parts(encode, weights, layout, encoding, session.part_size_bytes, base=ledger.base)
-    return Delta(header, parts, digest_of(parts), taken_at_s, trained.step_count), weights
+    return Delta(header, parts, taken_at_s, trained.step_count), weights
 
 
 def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, last_step: int) -> Delta:
@@ -99,7 +94,7 @@ def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, la
         delta_id=delta_id,
         fragment=layout.name,
     )
-    return Delta(header, (), b"", asyncio.get_running_loop().time(), last_step)
+    return Delta(header, (), last_step=last_step)
 
 
 def encode_parts(
@@ -128,11 +123,6 @@ def encode_parts(
     return tuple(parts)
 
 
-def digest_of(parts: tuple[Part, ...]) -> bytes:
-    """Returns the digest of a delta with these parts."""
-    return delta_digest([(part.first, part.numel, part.digest) for part in parts])
-
-
 async def push(
     calls: Calls,
     delta: Delta,
@@ -155,79 +145,46 @@ async def push(
         SkerryError: as the server answered.
     """
     loop = asyncio.get_running_loop()
-    is_open = True
-
-    def count(size_bytes: int) -> None:
-        if is_open:
-            guard.reschedule(loop.time() + calls.stall_timeout_s)
-        count_bytes(size_bytes)
-
     header = v1.PushHeader()
     header.CopyFrom(delta.header)
     header.seen_position = seen_position
-    missing = [part for part in delta.parts if (part.first, part.numel, part.digest) not in stored]
-    attempt = _Attempt(calls, header, missing, delta.digest, count, is_repeated=is_repeated)
+    waiting = deque(part for part in delta.parts if (part.first, part.numel, part.digest) not in stored)
+    size_bytes = sum(len(frame) for part in waiting for frame in part.frames)
+    most = 1 if is_repeated else min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
+    others: list[asyncio.Task[v1.PushDeltaResponse]] = []
+    is_open = True  # gRPC may ask for another request after the call has ended
+
+    async def requests(*, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
+        yield v1.PushDeltaRequest(header=header)
+        while waiting:
+            for request in part_requests(waiting.popleft()):
+                if is_open:
+                    guard.reschedule(loop.time() + calls.stall_timeout_s)
+                count_bytes(len(request.data))
+                yield request
+        if not is_first:
+            return
+        if others:
+            await asyncio.wait(others)
+        if not any(other.cancelled() or other.exception() for other in others):
+            digest = delta_digest([(part.first, part.numel, part.digest) for part in delta.parts])
+            yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=digest))
+
+    async def lane(*, is_first: bool) -> v1.PushDeltaResponse:
+        return await calls.transport.push_delta(requests(is_first=is_first))
+
     try:
         async with asyncio.timeout(calls.stall_timeout_s) as guard:
-            try:
-                return await attempt.run()
-            finally:
-                is_open = False
+            first = asyncio.create_task(lane(is_first=True))
+            others += [asyncio.create_task(lane(is_first=False)) for _ in range(1, most)]
+            for answer in await asyncio.gather(first, *others, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+            return first.result()
     except TimeoutError as error:
         raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
-
-
-class _Attempt:
-    """The calls of one attempt to push parts of a delta."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        header: v1.PushHeader,
-        parts: Sequence[Part],
-        digest: bytes,
-        count: Callable[[int], None],
-        *,
-        is_repeated: bool,
-    ) -> None:
-        self._calls = calls
-        self._header = header
-        self._waiting = deque(parts)
-        self._digest = digest
-        self._count = count
-        size_bytes = sum(len(frame) for part in self._waiting for frame in part.frames)
-        most = min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
-        self._lane_count = 1 if is_repeated else most
-        self._others: list[asyncio.Task[Any]] = []
-
-    async def run(self) -> v1.PushDeltaResponse:
-        """Returns the answer to the first call; raises the first one's error if one failed, when all have ended."""
-        first = asyncio.create_task(self._lane(is_first=True))
-        self._others += [asyncio.create_task(self._lane(is_first=False)) for _ in range(1, self._lane_count)]
-        answer, *answers = await asyncio.gather(first, *self._others, return_exceptions=True)
-        for one in (answer, *answers):
-            if isinstance(one, BaseException):
-                raise one
-        return first.result()
-
-    async def _lane(self, *, is_first: bool) -> v1.PushDeltaResponse:
-        return await self._calls.transport.push_delta(self._requests(is_first=is_first))
-
-    async def _requests(self, *, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
-        yield v1.PushDeltaRequest(header=self._header)
-        while self._waiting:
-            part = self._waiting.popleft()
-            for request in part_requests(part):
-                self._count(len(request.data))
-                yield request
-        if is_first and await self._have_others_ended():
-            yield v1.PushDeltaRequest(complete=v1.PushComplete(digest=self._digest))
-
-    async def _have_others_ended(self) -> bool:
-        """Waits for the end of the other calls; returns whether all have succeeded."""
-        if self._others:
-            await asyncio.wait(self._others)
-        return not any(one.cancelled() or one.exception() for one in self._others)
+    finally:
+        is_open = False
 
 
 async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPushResponse:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from skerry.algorithm.rebase import UNTRAINED, Trained
-from skerry.errors import RefusedError, RunNotFoundError, SkerryError, StopExchangingError, is_transient
+from skerry.errors import RefusedError, RunNotFoundError, SkerryError, StopExchangingError, StoreLostError
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Parameters
@@ -29,6 +28,7 @@ _log = get_logger(__name__)
 R = TypeVar("R")
 
 DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
+_CONCURRENT_TRANSFERS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Calls:
 class Reader:
     """What it takes to download from a run: calls, workers, and what was seen and counted. For one event loop."""
 
-    def __init__(self, calls: Calls, workers: Workers, run: str, *, concurrent_transfers: int = 1) -> None:
+    def __init__(self, calls: Calls, workers: Workers, run: str) -> None:
         self.calls = calls
         self.workers = workers
         self.run = run
         self.run_uid = ""
         self.position = 0
         self.tally = Tally()
-        self.transfers = asyncio.Semaphore(concurrent_transfers)
+        self.transfers = asyncio.Semaphore(_CONCURRENT_TRANSFERS)
 
     def saw(self, position: int) -> None:
         """Takes note of a log position that an answer or event carried."""
@@ -70,24 +70,16 @@ class Session(Reader):
 
     def __init__(
         self,
-        *,
-        settings: ExchangeSettings,
-        transport: Transport,
+        calls: Calls,
         parameters: Parameters,
+        settings: ExchangeSettings,
+        *,
         workers: Workers,
         entropy: Entropy,
-        jitter: random.Random,
         boundary: Boundary,
     ) -> None:
-        calls = Calls(
-            transport,
-            Retry(settings.retry, jitter, is_transient, before_pause=self._note_failure),
-            timeout_s=settings.call_timeout_s,
-            stall_timeout_s=settings.stall_timeout_s,
-            lane_bytes=settings.lane_bytes,
-            lane_count=settings.lane_count,
-        )
-        super().__init__(calls, workers, settings.run, concurrent_transfers=settings.concurrent_transfers)
+        retry = replace(calls.retry, before_pause=lambda _, error: self.note_failure(error))
+        super().__init__(replace(calls, retry=retry), workers, settings.run)
         self.settings = settings
         self.parameters = parameters
         self.entropy = entropy
@@ -106,6 +98,7 @@ class Session(Reader):
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
         self.unmerged: dict[str, SkerryError] = {}  # by fragment: why its last delta was not merged
+        self._told_reasons: set[str] = set()  # of failures since the exchange went well
         self._told_causes: dict[str, int] = {}
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
@@ -122,27 +115,17 @@ class Session(Reader):
         Raises:
             SkerryError: the last failure.
         """
-        retry = replace(self.calls.endless, before_pause=self._say_waiting)
+
+        def say(attempt: int, error: BaseException) -> None:
+            if attempt == 1:
+                _log.warning("no syncer answers yet, trying again", run=self.run, because=str(error))
+
+        retry = replace(self.calls.endless, before_pause=say)
         return await retry.call(call, timeout_s=self.settings.connect_timeout_s)
 
-    def _say_waiting(self, attempt: int, error: BaseException) -> None:
-        if attempt == 1:
-            _log.warning("no syncer answers yet, trying again", run=self.settings.run, because=str(error))
-
-    def _note_failure(self, _attempt: int, error: BaseException) -> None:
-        """Takes note of a call that failed and will be repeated, and logs what was not so before."""
-        assert isinstance(error, SkerryError)  # nothing else is transient
-        if self.problem is None or self.problem.reason != error.reason:
-            _log.warning(
-                "a call failed and will be repeated, training goes on",
-                **self.facts,
-                reason=error.reason,
-                because=str(error),
-            )
-        self.problem = error
-
-    def note_problem(self, error: SkerryError) -> None:
-        """Takes note of a failure that will be tried again, in words that say what to do."""
+    def note_failure(self, error: BaseException) -> None:
+        """Takes note of a failure that will be tried again, and warns of it once until the exchange goes well."""
+        assert isinstance(error, SkerryError)  # nothing else is tried again
         if isinstance(error, RunNotFoundError):
             error = RunNotFoundError(
                 error.reason,
@@ -150,30 +133,38 @@ class Session(Reader):
                 f"learner attaches by itself when the run is back. {error}",
             )
         self.problem = error
+        if error.reason not in self._told_reasons:
+            self._told_reasons.add(error.reason)
+            needs_a_person = isinstance(error, RefusedError | RunNotFoundError | StoreLostError)
+            (_log.error if needs_a_person else _log.warning)(
+                "the exchange failed and will be tried again, training goes on",
+                **self.facts,
+                reason=error.reason,
+                because=str(error),
+            )
+
+    def went_well(self) -> None:
+        """Has the next failure be told again."""
+        self._told_reasons.clear()
 
     def acknowledged(self, layout: FragmentLayout) -> None:
         """Takes note that a delta of a fragment was acknowledged."""
         self.problem = None
+        self.went_well()
         self.tally.deltas_acknowledged += 1
         self.tally.parameters_up_count += layout.numel
-        if self.is_flushing:
-            self.boundary.wake()
-
-    def merged(self, layout: FragmentLayout) -> None:
-        """Takes note that a delta of a fragment was merged."""
-        self.unmerged.pop(layout.name, None)
 
     def not_merged(self, layout: FragmentLayout, cause: str, error: SkerryError, *, is_lost: bool) -> None:
-        """Counts a delta that is not merged, and warns of the first one of its cause; `remind` tells how many follow.
+        """Counts a delta that is not merged, and warns of the first one of its cause.
 
-        `is_lost`: its work is out of the model, too; else it goes into a later delta.
+        `remind_of_causes` tells how many follow. `is_lost`: its work is out of the model, too; else it goes into a
+        later delta.
         """
         self.unmerged[layout.name] = error
-        count = self.tally.causes[cause] = self.tally.causes.get(cause, 0) + 1
-        if count == 1 or error.reason == "NON_FINITE":
-            self._told_causes[cause] = count
-        if count > 1 or error.reason == "NON_FINITE":  # which the exchange says once for all fragments
+        count = self.tally.not_merged(cause, is_lost=is_lost)
+        if count > 1:
             return
+        self._told_causes[cause] = count
         what_follows = "lost, and the fragment is replaced by the run's newest version" if is_lost else "sent again"
         (_log.error if is_lost else _log.warning)(
             f"a delta is not merged, its work is {what_follows}. more of this cause are counted, not told one by one",
@@ -185,16 +176,14 @@ class Session(Reader):
 
     def remind_of_causes(self) -> None:
         """Warns of the deltas that were not merged since it did so last, with one line for each cause."""
-        for cause, count in tuple(self.tally.causes.items()):
+        causes = dict(self.tally.causes)
+        for cause, count in causes.items():
             if count > self._told_causes.get(cause, 0):
-                self._told_causes[cause] = count
+                acknowledged = self.tally.deltas_acknowledged
                 _log.warning(
-                    "deltas were not merged",
-                    **self.facts,
-                    cause=cause,
-                    deltas=count,
-                    acknowledged=self.tally.deltas_acknowledged,
+                    "deltas were not merged", **self.facts, cause=cause, deltas=count, acknowledged=acknowledged
                 )
+        self._told_causes = causes
 
     @property
     def standing_problem(self) -> SkerryError | None:
@@ -235,12 +224,8 @@ class Session(Reader):
 
     def say_stopped(self, error: SkerryError) -> None:
         """Logs that this learner exchanges no more."""
-        _log.error(
-            "exchange stopped, training goes on alone",
-            **self.facts,
-            reason=error.reason,
-            because=str(error),
-        )
+        because = str(error)
+        _log.error("exchange stopped, training goes on alone", **self.facts, reason=error.reason, because=because)
 
     def end(self) -> None:
         """Ends the exchange for good."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import index
 from typing import Any, Final
 
-from skerry.net.retry import RetrySettings
-from skerry.net.transport import LANE_COUNT
 from skerry.wire.layout import check_name
 from skerry.wire.policy import Policy
 
@@ -27,24 +25,17 @@ class ExchangeSettings:
     run: str
     learner_id: str
     region: str = ""
-    may_create: bool = False
+    create: bool = False  # the run, where it does not exist
     policy: Policy | None = None  # policy of a run that this learner creates; an existing run keeps its own
     fragment_count: int | None = None  # of a run that this learner creates
     allow_other_frozen: bool | Collection[str] = False
     connect_timeout_s: float = 30.0
-    call_timeout_s: float = 20.0
-    stall_timeout_s: float = 60.0  # a transfer may take any time as long as bytes move
-    concurrent_transfers: int = 4
-    lane_bytes: int = 4 * 2**20  # a transfer is spread over one parallel call for each so many bytes
-    lane_count: int = LANE_COUNT  # at most so many
-    retry: RetrySettings = field(default_factory=RetrySettings)
     session_id: str = ""  # by default one of its own
 
     def __post_init__(self) -> None:
         """Checks names and ranges."""
         check_name(self.run, "run")
         check_name(self.learner_id, "learner")
-        check_policy(self.policy)
         if self.region:
             check_name(self.region, "region")
         check_timeout(self.connect_timeout_s, "connect_timeout_s")

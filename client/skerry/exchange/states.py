@@ -3,21 +3,21 @@
     state          event                                                  function        next state
     -------------  -----------------------------------------------------  --------------  ----------
     Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
-    Idle           the weights are about to be copied                     `turn_used`     Idle
     Idle           a copy of the weights was encoded                      `taken`         Sending
     Sending        a push begins                                          `tried`         Sending
     Sending        the syncer found the bytes wrong                       `damaged`       Sending
     Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
     Sending        the syncer will never accept it                        `refused`       Refused
-    Sending        the run was closed                                     `withdrawn`     Idle
+    Sending        the run was closed                                     `returned`      Idle
     InFlight       news of the delta's fate                               `acknowledged`  InFlight
     InFlight       the delta expired, or was superseded                   `returned`      Idle
     InFlight       a version was adopted that holds the delta             `adopted`       Idle
     InFlight       a version was adopted that does not hold it            `adopted`       InFlight
     Idle, Refused  a version was adopted                                  `adopted`       Idle
     any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
-    any            the weights were set back to the version they had      `restored`      the same
     Replacing      the weights were overwritten with a version            `adopted`       Idle
+    Replacing      the weights were set back to the version they had      `restored`      Idle
+    others         the weights were set back to the version they had      `restored`      the same
 
 A state has the ledger of the fragment's weights, so that both change together. States are values: any thread may read
 the one that is current.
@@ -99,9 +99,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Replacing:
-    """The local work is dropped, and the weights become the newest version: rebase would keep what is not finite."""
+    """The local work is lost, and the weights become the newest version: rebase would keep what is not finite."""
 
     ledger: Ledger
+    because: str
 
 
 State: TypeAlias = Idle | Sending | InFlight | Refused | Replacing
@@ -117,11 +118,6 @@ def taken(state: Idle, delta: Delta, decoded: FlatArray, now: Trained) -> Sendin
     return Sending(state.ledger.sent(decoded, now), delta, state.contributed_step)
 
 
-def turn_used(state: Idle) -> Idle:
-    """The weights are about to be copied: the next adoption comes first, whatever becomes of that."""
-    return replace(state, is_turn_to_send=False)
-
-
 def tried(state: Sending) -> Sending:
     """A push has begun."""
     return replace(state, was_tried=True)
@@ -135,7 +131,7 @@ def damaged(state: Sending) -> Sending:
 def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlight:
     """The delta is in the log, with this fate; the first fate that is final stands."""
     if isinstance(state, Sending):
-        return InFlight(state.ledger, state.delta.without_parts(), state.contributed_step, fate)
+        return InFlight(state.ledger, replace(state.delta, parts=()), state.contributed_step, fate)
     return replace(state, fate=fate) if state.is_pending else state
 
 
@@ -145,19 +141,14 @@ def refused(state: Sending, *, is_base_used: bool) -> Refused:
     return Refused(ledger, state.contributed_step, ledger.version if is_base_used else -1)
 
 
-def withdrawn(state: Sending) -> Idle:
-    """The run takes no more deltas."""
-    return Idle(state.ledger.returned(), state.contributed_step)
-
-
-def returned(state: InFlight) -> Idle:
+def returned(state: Sending | InFlight) -> Idle:
     """The delta will not be merged; its base may be used again."""
     return Idle(state.ledger.returned(), state.contributed_step)
 
 
-def poisoned(state: State) -> Replacing:
-    """The local work can't be kept."""
-    return Replacing(state.ledger.dropped())
+def poisoned(state: State, because: str) -> Replacing:
+    """The local work can't be kept, that of the delta included."""
+    return Replacing(state.ledger.returned(), because)
 
 
 def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
@@ -177,4 +168,4 @@ def restored(state: State, now: Trained) -> State:
     """The weights became the base again: all local work is out of the model, in whatever state the delta is."""
     ledger = state.ledger
     base = ledger.replaced(ledger.version, ledger.digest, ledger.anchor, ledger.base, now)
-    return replace(state, ledger=base)
+    return Idle(base, now.step_count) if isinstance(state, Replacing) else replace(state, ledger=base)

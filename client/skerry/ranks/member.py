@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from skerry.array_learner import LearnerOptions, SingleProcess, connection_of, settings_of
-from skerry.errors import PoisonedError, SkerryError, StopExchangingError
+from skerry.errors import SkerryError, StopExchangingError
 from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.model.torch.parameters import CopyOf, TorchParameters
 from skerry.net.transport import LANE_COUNT
@@ -114,8 +114,7 @@ class ManyRanks(SingleProcess):
             settings,
             learner_id=learner_id,
             session_id=session_id,
-            may_create=settings.may_create and rank == 0,
-            lane_count=max(1, LANE_COUNT // island.size),
+            create=settings.create and rank == 0,
         )
 
         def connect() -> RankTransport:
@@ -127,7 +126,8 @@ class ManyRanks(SingleProcess):
             self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
             return self._boundary
 
-        self._open(self._parameters, settings, connect, boundary=boundary)
+        lane_count = max(1, LANE_COUNT // island.size)
+        self._open(self._parameters, settings, connect, boundary=boundary, lane_count=lane_count)
         reaches = True
         try:
             self._thread.run(self._exchange.connect())
@@ -312,8 +312,7 @@ class ManyRanks(SingleProcess):
         # Where weights of one rank are not finite, all are restored at one step, for gradients spread it.
         is_wanted = any(report.waiting.has_common_work for report in reports)
         if is_wanted and own.waiting.has_common_work is False and (not self._restoring or self._restoring.done()):
-            error = PoisonedError("NON_FINITE", "weights of another rank are not finite")
-            self._restoring = self._thread.start(exchange.restore_poisoned(error))
+            self._restoring = self._thread.start(exchange.restore_poisoned())
         return reports
 
     def _check(self, reports: Sequence[RankReport]) -> None:

@@ -88,9 +88,9 @@ class TurnBoundary(Boundary):
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """As `Boundary.serve`, until it is over at all ranks; every rank calls it at the same time."""
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        deadline_s = self.clock.monotonic_s() + timeout_s
         while True:
-            is_late = self._clock.monotonic_s() >= deadline_s
+            is_late = self.clock.monotonic_s() >= deadline_s
             are_over, is_late = self._meet(is_over(), is_late)
             self.work()
             if are_over or is_late:

@@ -45,7 +45,7 @@ def test_a_full_store_shows_in_stats_logs_and_watch(
         assert failures.run(cli, ["watch", "fit", "--once", "--target", target]) == 0
         learner.close()
     assert "STORE_FULL" in capsys.readouterr().out
-    assert [line["reason"] for line in logs if "will be repeated" in line["event"]] == ["STORE_FULL"]
+    assert [line["reason"] for line in logs if "will be tried again" in line["event"]] == ["STORE_FULL"]
     reminder = next(line for line in logs if _is_reminder(line))
     assert before is None
     assert reminder["log_level"] == "error"

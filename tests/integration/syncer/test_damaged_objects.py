@@ -11,10 +11,14 @@ import grpc
 import numpy as np
 import pytest
 
+from skerry.errors import is_transient
+from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
@@ -111,7 +115,7 @@ async def test_a_replica_that_can_not_rebuild_a_version_keeps_its_streams_and_tr
         assert committed.version.version == 3
 
 
-@pytest.mark.parametrize("lane_bytes", [ExchangeSettings.lane_bytes, 40])
+@pytest.mark.parametrize("lane_bytes", [Calls.lane_bytes, 40])
 @pytest.mark.parametrize("how", ["flipped", "short", "lost"])
 async def test_a_learner_joins_by_way_of_an_older_snapshot(
     store_url: str, server: SyncerServer, stubs: Stubs, how: str, lane_bytes: int
@@ -123,13 +127,12 @@ async def test_a_learner_joins_by_way_of_an_older_snapshot(
     _harm(weights, how)
     transport = GrpcTransport(f"127.0.0.1:{server.port}")
     exchange = ExchangeLoop(
-        transport,
+        Calls(transport, Retry(RetrySettings(), random.Random(0), is_transient), lane_bytes=lane_bytes),
         ArrayParameters({one.name: np.zeros(one.shape, np.float32) for one in run.tensors}),
-        ExchangeSettings(run=run.name, learner_id="us", lane_bytes=lane_bytes),
+        ExchangeSettings(run=run.name, learner_id="us"),
         workers=InlineWorkers(),
         entropy=SystemEntropy(),
-        jitter=random.Random(0),
-        clock=SystemClock(),
+        boundary=Boundary(SystemClock(), asyncio.get_running_loop().call_soon_threadsafe),
     )
     try:
         await exchange.join()

@@ -18,7 +18,7 @@ from skerry.exchange.states import Idle, InFlight
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import types_pb2
 from skerry.wire import FragmentLayout, TensorSpec
-from tests.support.scripted_transport import ScriptedTransport, scripted_session
+from tests.support.scripted_transport import ScriptedTransport, quick_calls, scripted_session
 
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (2,)),))
 PENDING = types_pb2.DeltaFate(fragment="f", delta_id="d", fate=types_pb2.FATE_PENDING)
@@ -43,7 +43,7 @@ class World:
         """Each stream that it opens has these answers."""
         weights = np.zeros(2, np.float32)
         self.transport = ScriptedTransport(attach=streams)
-        self.session: Session = scripted_session(self.transport, {"w": weights}, connect_timeout_s=5.0)
+        self.session: Session = scripted_session(quick_calls(self.transport), {"w": weights}, connect_timeout_s=5.0)
         self.session.earlier, self.session.trained = Trained(100, 1000), Trained(4, 40)
         self.fragment = FragmentExchange(
             self.session, LAYOUT, Ledger(3, b"3", weights, weights), contributed_step=0, restore_all=_nothing
@@ -73,7 +73,7 @@ class World:
         return [request.hello for request in self.requests if request.HasField("hello")]
 
 
-async def _nothing(_: object) -> None:
+async def _nothing() -> None:
     pass
 
 

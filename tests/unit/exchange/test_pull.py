@@ -15,7 +15,7 @@ from skerry.v1 import types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
 from skerry.wire.digests import tree_digest
 from skerry.wire.frames import encode_frames
-from tests.support.scripted_transport import ScriptedTransport, scripted_session
+from tests.support.scripted_transport import ScriptedTransport, quick_calls, scripted_session
 
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (4,)),))
 START = np.array([1, 2, 3, 4], np.float32)  # version 3
@@ -57,10 +57,10 @@ def syncer(
     return answer
 
 
-async def pulled(calls: list[Any], **settings: Any) -> tuple[Any, list[v1.PullFragmentRequest], int]:
+async def pulled(calls: list[Any], **rules: Any) -> tuple[Any, list[v1.PullFragmentRequest], int]:
     """Returns what a pull from version 3 gives, the requests that it made, and the bytes that it received."""
     transport = ScriptedTransport(pull_fragment=calls)
-    session = scripted_session(transport, {"w": START.copy()}, **settings)
+    session = scripted_session(quick_calls(transport, **rules), {"w": START.copy()})
     try:
         result: Any = await pull_newest(session, LAYOUT, version=3, weights=START)
     except CorruptDownloadError as error:

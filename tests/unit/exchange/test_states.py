@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from typing import get_args, get_type_hints
-
 import numpy as np
 import pytest
 
 from skerry.algorithm.rebase import Ledger, Trained
-from skerry.exchange import states as fragment_state
 from skerry.exchange.push import Delta, Part
 from skerry.exchange.states import (
     Idle,
@@ -26,16 +21,13 @@ from skerry.exchange.states import (
     restored,
     returned,
     taken,
-    withdrawn,
 )
 from skerry.v1 import exchange_pb2, types_pb2
 
 ANCHOR = np.zeros(3, np.float32)
 WORK = np.ones(3, np.float32)
 IDLE = Idle(Ledger(4, b"4", ANCHOR, ANCHOR, sent_until=Trained(20, 200)), contributed_step=20)
-DELTA = Delta(
-    exchange_pb2.PushHeader(delta_id="d"), (Part(0, 3, b"", (b"bytes",)),), b"digest", taken_at_s=1.0, last_step=30
-)
+DELTA = Delta(exchange_pb2.PushHeader(delta_id="d"), (Part(0, 3, b"", (b"bytes",)),), taken_at_s=1.0, last_step=30)
 SENDING = taken(IDLE, DELTA, WORK, Trained(30, 300))
 PENDING = acknowledged(SENDING, types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_PENDING))
 MERGED = types_pb2.DeltaFate(delta_id="d", fate=types_pb2.FATE_MERGED, version=5)
@@ -63,9 +55,10 @@ def test_a_base_that_the_syncer_has_a_delta_from_stays_used() -> None:
     assert after.used_base == after.ledger.version == 4
 
 
-def test_an_expired_delta_counts_as_not_contributed() -> None:
-    assert returned(PENDING).contributed_step == 20
-    assert returned(PENDING).ledger.sent_until == Trained(20, 200)
+@pytest.mark.parametrize("state", [SENDING, PENDING])
+def test_a_delta_that_will_not_be_merged_counts_as_not_contributed(state: Sending | InFlight) -> None:
+    after = returned(state)
+    assert (after.contributed_step, after.ledger.in_flight, after.ledger.sent_until) == (20, None, Trained(20, 200))
 
 
 def test_the_first_final_fate_stands() -> None:
@@ -86,22 +79,16 @@ def test_adopting_another_version_keeps_the_delta_in_flight() -> None:
     assert after.ledger.in_flight is WORK
 
 
-def test_a_closed_run_gets_no_delta() -> None:
-    state = withdrawn(SENDING)
-    assert state.contributed_step == 20
-    assert (state.ledger.in_flight, state.ledger.sent_until) == (None, Trained(20, 200))
-
-
 @pytest.mark.parametrize("state", [IDLE, SENDING, PENDING])
-def test_poisoned_work_is_dropped_and_the_next_version_replaces_the_weights(state: State) -> None:
-    replacing = poisoned(state)
-    assert replacing == Replacing(replacing.ledger)
-    assert replacing.ledger.in_flight is None
+def test_poisoned_work_is_lost_and_the_next_version_replaces_the_weights(state: State) -> None:
+    replacing = poisoned(state, "not finite")
+    assert replacing == Replacing(replacing.ledger, "not finite")
+    assert (replacing.ledger.in_flight, replacing.ledger.sent_until) == (None, Trained(20, 200))
     ledger = replacing.ledger.replaced(5, b"5", ANCHOR, ANCHOR, Trained(33, 330))
     assert adopted(replacing, ledger, is_merged=False) == Idle(ledger, contributed_step=33, is_turn_to_send=True)
 
 
-@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING, is_base_used=False), poisoned(IDLE)])
+@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING, is_base_used=False)])
 def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> None:
     after = restored(state, Trained(33, 330))
     assert type(after) is type(state)
@@ -110,21 +97,7 @@ def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> N
         assert refused(after, is_base_used=False).ledger.sent_until == Trained(33, 330), "nothing returns"
 
 
-def states_of(hint: object) -> set[str]:
-    return {state.__name__ for state in get_args(hint) or (hint,)}
-
-
-def test_the_table_has_every_function_with_the_states_that_it_takes_and_returns() -> None:
-    any_state = states_of(State)
-    names = {"any": any_state, "the same": any_state}
-    stated: dict[str, tuple[set[str], set[str]]] = {}
-    for line in (fragment_state.__doc__ or "").splitlines():
-        if "`" not in line or not line.startswith("    "):
-            continue
-        before, _, function, after = re.split(r"  +", line.strip())
-        found = stated.setdefault(function.strip("`"), (set(), set()))
-        for cell, states in zip((before, after), found, strict=True):
-            states.update(names.get(cell, cell.split(", ")))
-    functions = dict(inspect.getmembers(fragment_state, inspect.isfunction))
-    own = {name: get_type_hints(one) for name, one in functions.items() if one.__module__ == fragment_state.__name__}
-    assert stated == {name: (states_of(hints["state"]), states_of(hints["return"])) for name, hints in own.items()}
+def test_poisoned_weights_that_were_put_back_need_no_replacement() -> None:
+    after = restored(poisoned(SENDING, "not finite"), Trained(33, 330))
+    assert after == Idle(after.ledger, contributed_step=33)
+    assert (after.ledger.version, after.ledger.in_flight, after.ledger.sent_until) == (4, None, Trained(33, 330))

@@ -44,7 +44,7 @@ def lock() -> int:
         build = Path(folder) / "build.in"
         build.write_text("\n".join(_pyproject()["build-system"]["requires"]), encoding="utf-8")
         for name, source in (("syncer", ROOT / "pyproject.toml"), ("build", build)):
-            words = ["--quiet", "--universal", "--generate_stubs-hashes", "--no-annotate", "--no-header"]
+            words = ["--quiet", "--universal", "--generate-hashes", "--no-annotate", "--no-header"]
             words += ["--python-version", "3.11", "--constraint", "constraints.txt", "--output-file", _LOCKS[name]]
             made = _tool("uv", "pip", "compile", *words, source)
             if made.returncode:

@@ -32,9 +32,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from safetensors.torch import load_file
 
 from skerry_learner.batches import held_out_batches
-from skerry_learner.corpus import ShardSelection, load_corpus
+from skerry_learner.corpus import load_corpus
 from skerry_learner.inner_training import evaluate
-from skerry_learner.model import MODEL_CONFIGS, Gpt
+from skerry_learner.model import Gpt
+from skerry_learner.settings import MODEL_CONFIGS
 
 mpl.use("Agg")
 
@@ -292,7 +293,7 @@ def gather(demo: Demo, processes: Processes) -> Evidence:
     verified = json.loads(processes.output("verify", RUN, *store, "--json", accepted=(0, 1)))
 
     config = MODEL_CONFIGS["tiny"]
-    corpus = load_corpus(None, shard=ShardSelection())
+    corpus = load_corpus(None)
     windows = held_out_batches(corpus.held_out, config, batch_size=8, window_count=128)
     model = Gpt(config)
     merged: list[tuple[float, float]] = []

@@ -22,7 +22,8 @@ from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import SEED, Size, paired
 from benchmarks.speed.processes import Served, served
 from skerry import Learner, Policy
-from skerry_learner.model import MODEL_CONFIGS, Gpt, ModelConfig
+from skerry_learner.model import Gpt
+from skerry_learner.settings import MODEL_CONFIGS, ModelConfig
 
 _FRAGMENTS: Final = 24
 _BLOCK_S: Final = 2.5  # a block of steps lasts at least so long

@@ -6,7 +6,7 @@ windows of 64 bytes. Small enough that thousands of steps of many learners with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from benchmarks.quality.lora import add_adapters
 from skerry_learner.batches import Batch, BatchSampler, held_out_batches
-from skerry_learner.corpus import Corpus, ShardSelection, load_corpus
+from skerry_learner.corpus import Corpus, load_corpus
 from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
-from skerry_learner.model import MODEL_CONFIGS, Gpt
-from skerry_learner.schedule import LearningRateSchedule
-from skerry_learner.settings import OptimizerSettings
+from skerry_learner.model import Gpt
+from skerry_learner.schedule import learning_rate
+from skerry_learner.settings import MODEL_CONFIGS, OptimizerSettings
 
 MODEL: Final = MODEL_CONFIGS["nano"]
 BATCH_SIZE: Final = 8
@@ -61,7 +61,8 @@ class InnerTraining:
             self.model.load_state_dict(_base(seed))
             torch.manual_seed(seed)
             add_adapters(self.model, inner.rank)
-        self._schedule = LearningRateSchedule(inner.peak_rate, WARMUP_STEPS, inner.step_count)
+        self._peak_rate = inner.peak_rate
+        self._step_count = inner.step_count
         self.forget()
 
     def forget(self) -> None:
@@ -70,11 +71,11 @@ class InnerTraining:
 
     def scale_rate(self, factor: float) -> None:
         """Makes every rate of the schedule `factor` times as high."""
-        self._schedule = replace(self._schedule, peak=self._schedule.peak * factor)
+        self._peak_rate *= factor
 
     def step(self, batch: Batch, position: float) -> float:
         """Takes one step, `position` steps into the learning rate's schedule, and returns the batch's loss."""
-        rate = self._schedule.rate(position)
+        rate = learning_rate(position, peak=self._peak_rate, warmup_steps=WARMUP_STEPS, horizon_steps=self._step_count)
         norm_limit = self._settings.gradient_norm_limit
         loss, _ = inner_step(self.model, self._optimizer, batch, rate=rate, norm_limit=norm_limit)
         return float(loss)
@@ -88,7 +89,7 @@ def sampler(
     shard: int, shard_count: int, *, seed: int, data: str = PYTHON, batch_size: int = BATCH_SIZE
 ) -> BatchSampler:
     """The batches of the learner that trains on part `shard` (from 1) of `shard_count`."""
-    tokens = _corpus(data).train.part(shard, shard_count)
+    tokens = _corpus(data, (shard, shard_count)).train
     return BatchSampler(tokens, MODEL, batch_size=batch_size, seed=seed, learner=f"learner-{shard}")
 
 
@@ -108,10 +109,8 @@ def _base(seed: int) -> dict[str, Tensor]:
 
 
 @lru_cache
-def _corpus(data: str) -> Corpus:
-    if data == PYTHON:
-        return load_corpus(None, shard=ShardSelection())
-    return load_corpus(Path(torch.__file__).parent / "include" / "ATen", shard=ShardSelection())
+def _corpus(data: str, shard: tuple[int, int] = (1, 1)) -> Corpus:
+    return load_corpus(None if data == PYTHON else Path(torch.__file__).parent / "include" / "ATen", shard=shard)
 
 
 @lru_cache

@@ -25,10 +25,10 @@ from skerry.wire.codecs import Compressor, Encoding
 from skerry.wire.frames import Frame, encode_frames, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_learner.batches import BatchSampler
-from skerry_learner.corpus import ShardSelection, load_corpus
+from skerry_learner.corpus import load_corpus
 from skerry_learner.inner_training import inner_step, make_optimizer
-from skerry_learner.model import MODEL_CONFIGS, Gpt
-from skerry_learner.settings import OptimizerSettings
+from skerry_learner.model import Gpt
+from skerry_learner.settings import MODEL_CONFIGS, OptimizerSettings
 
 _LEARNERS: Final = 2
 _BATCH: Final = 8
@@ -43,7 +43,7 @@ class Trainer:
         config = MODEL_CONFIGS["tiny"]
         torch.manual_seed(SEED)  # all begin alike
         self.model = Gpt(config)
-        tokens = load_corpus(None, shard=ShardSelection()).train.part(number + 1, _LEARNERS)
+        tokens = load_corpus(None, shard=(number + 1, _LEARNERS)).train
         self._batches = BatchSampler(tokens, config, batch_size=_BATCH, seed=SEED, learner=f"learner-{number}")
         self._optimizer = make_optimizer(self.model, OptimizerSettings(peak_rate=_RATE))
         self._count = 0

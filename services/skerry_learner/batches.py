@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from skerry_learner.corpus import TokenSpans
+from skerry_learner.corpus import Tokens
 from skerry_learner.errors import LearnerInputError
-from skerry_learner.model import ModelConfig
-
-_Window: TypeAlias = NDArray[np.int64]  # (context + 1,)
+from skerry_learner.settings import ModelConfig
 
 _WINDOW_STREAM: Final = 0
 _OFFSET_STREAM: Final = 1
@@ -45,7 +42,7 @@ class BatchSampler:
     both drawn from (seed, learner, epoch) alone.
     """
 
-    def __init__(self, tokens: TokenSpans, model: ModelConfig, *, batch_size: int, seed: int, learner: str) -> None:
+    def __init__(self, tokens: Tokens, model: ModelConfig, *, batch_size: int, seed: int, learner: str) -> None:
         """Sample from `tokens` for a model of this shape.
 
         Raises:
@@ -57,7 +54,7 @@ class BatchSampler:
         if self._window_count < batch_size:
             raise LearnerInputError(
                 f"too few tokens for one batch. tokens={len(tokens)}, batch={batch_size}, context={model.context}. "
-                f"use more --data, fewer shards, or a smaller --batch"
+                f"Use more --data, fewer shards, or a smaller --batch"
             )
         self._tokens = tokens
         self._batch_size = batch_size
@@ -77,20 +74,20 @@ class BatchSampler:
         windows = [self._window_at(number) for number in range(first, first + self._batch_size)]
         return _as_batch(windows, self._vocabulary)
 
-    def _window_at(self, number: int) -> _Window:
+    def _window_at(self, number: int) -> Tokens:
         epoch, position = divmod(number, self._window_count)
         if epoch != self._epoch:
             self._epoch = epoch
             self._offset = int(self._generator(epoch, _OFFSET_STREAM).integers(self._window))
             self._order = self._generator(epoch, _WINDOW_STREAM).permutation(self._window_count)
         start = self._offset + int(self._order[position]) * self._window
-        return self._tokens.slice(start, start + self._window)
+        return self._tokens[start : start + self._window]
 
     def _generator(self, epoch: int, stream: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence((*self._entropy, epoch, stream))))
 
 
-def held_out_batches(tokens: TokenSpans, model: ModelConfig, *, batch_size: int, window_count: int) -> list[Batch]:
+def held_out_batches(tokens: Tokens, model: ModelConfig, *, batch_size: int, window_count: int) -> list[Batch]:
     """Windows for a model of this shape, spread evenly over the held-out tokens; the same for every learner.
 
     There are `window_count` windows, or as many as fit without overlap. The last batch may be smaller.
@@ -103,21 +100,20 @@ def held_out_batches(tokens: TokenSpans, model: ModelConfig, *, batch_size: int,
     if count == 0:
         raise LearnerInputError(
             f"too few held-out tokens. tokens={len(tokens)}, context={model.context}. "
-            "use more --data or a smaller --context"
+            "Use more --data or a smaller --context"
         )
     starts = [(len(tokens) - window) * number // max(count - 1, 1) for number in range(count)]
-    windows = [tokens.slice(start, start + window) for start in starts]
+    windows = [tokens[start : start + window] for start in starts]
     return [_as_batch(windows[first : first + batch_size], model.vocabulary) for first in range(0, count, batch_size)]
 
 
-def _as_batch(windows: list[_Window], vocabulary: int) -> Batch:
-    stacked = np.stack(windows)  # (batch, context + 1)
-    # Checked batch by batch: reading all of a large corpus at the start would take minutes.
+def _as_batch(windows: list[Tokens], vocabulary: int) -> Batch:
+    stacked = np.stack(windows).astype(np.int64)  # (batch, context + 1)
     largest = int(stacked.max())
     if largest >= vocabulary:
         raise LearnerInputError(
             f"the data has a token outside the model's vocabulary. token={largest}, vocabulary={vocabulary}. "
-            f"raise --vocabulary"
+            f"Raise --vocabulary"
         )
     tokens = torch.from_numpy(stacked)
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

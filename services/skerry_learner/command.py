@@ -31,13 +31,11 @@ from skerry.runtime.options import (
     run_argument,
 )
 from skerry.wire.layout import check_name
+from skerry_learner.settings import MODEL_CONFIGS, LearnSettings, OptimizerSettings
 
 if TYPE_CHECKING:
-    from skerry import Policy
+    from skerry import Learner, Policy
     from skerry_learner.checkpoint import TrainingPosition
-    from skerry_learner.corpus import ShardSelection
-    from skerry_learner.exposition import LearnerMetrics
-    from skerry_learner.settings import LearnSettings
     from skerry_learner.training import Training
 
 _TARGET_HELP = "Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443."
@@ -57,9 +55,6 @@ _FLUSH_HELP = "Seconds to wait at the end until the last deltas are acknowledged
 
 _LEARNERS = Path("build", "learners")
 
-# A copy of the names in `skerry_learner.model`, whose import would load torch for every `--help`. A test compares them.
-MODEL_NAMES = ("nano", "tiny", "mini", "small", "base", "medium", "large")
-
 _EPILOG = """\b
 Examples:
   skerry learn demo --learner-id us-east --region us --shard 1/2
@@ -75,10 +70,11 @@ def _name(what: str) -> Parsed:
     return Parsed("name", partial(check_name, what=what))
 
 
-def _shard(text: str) -> ShardSelection:
-    from skerry_learner.corpus import ShardSelection
-
-    return ShardSelection.parse(text)
+def _shard(text: str) -> tuple[int, int]:
+    written = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if written is None or not 1 <= int(written[1]) <= int(written[2]):
+        raise ValueError(f"a shard is i/n with i from 1 to n, such as 2/3. shard={text[:80]!r}")
+    return int(written[1]), int(written[2])
 
 
 def _device(text: str) -> str:
@@ -108,7 +104,9 @@ _POSITIVE_NUMBER = Number(min_open=True)
     "--policy", "policy_path", type=INPUT_FILE, help="JSON file with the policy of a run that this learner creates."
 )
 @_option("--inner-steps", "inner_step_count", type=Count(1, 1_000_000), help=_INNER_STEPS_HELP)
-@_option("--model", type=click.Choice(MODEL_NAMES), default="tiny", help="Size: 30 thousand to 1 billion parameters.")
+@_option(
+    "--model", type=click.Choice(list(MODEL_CONFIGS)), default="tiny", help="Size: 30 thousand to 1 billion parameters."
+)
 @_option("--vocabulary", type=Count(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
 @_option("--context", type=Count(1, 2**20), help="Tokens in a sequence.  [default: by --model]")
 @click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
@@ -148,17 +146,14 @@ def learn(**options: Any) -> None:
     SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
     with the same --work-dir, it resumes from the checkpoint.
     """
-    metrics: str | None = options["metrics"]
-    if metrics is not None and options["alone"]:
-        raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
     policy = _policy(options)
     _check(options)
     try:
-        settings = _settings(options, _own_id(options))
+        settings = _settings(options)
         settings.work_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
-    position = _learn(settings, policy, metrics)
+    position = _learn(settings, policy, options["metrics"])
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
 
 
@@ -171,22 +166,64 @@ def _check(options: dict[str, Any]) -> None:
     from skerry.net.handshakes import check_certificate
     from skerry.net.tls import check_target
 
+    metrics: str | None = options["metrics"]
     if options["alone"]:
+        if metrics is not None:
+            raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
         return
     try:
         for tls in check_target(options["target"], options["tls"]):
             check_certificate(tls, options["run"], options["learner_id"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if options["metrics"] is not None:
-        try:
-            check_free(server_address(options["metrics"]))
-        except OSError as error:
-            raise _unlistenable(error) from error
+    if metrics is not None:
+        with _listening():
+            check_free(server_address(metrics))
 
 
-def _unlistenable(error: OSError) -> click.BadParameter:
-    return click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics")
+@contextmanager
+def _listening() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics") from error
+
+
+def _policy(options: dict[str, Any]) -> Policy:
+    """Returns the policy of a run that this learner creates."""
+    from skerry.wire.policy import Policy
+
+    path: Path | None = options["policy_path"]
+    try:
+        values = {} if path is None else json.loads(path.read_bytes())
+        values.setdefault("planned_step_count", options["horizon_steps"] or options["step_count"])
+        if options["inner_step_count"] is not None:
+            values["inner_step_count"] = options["inner_step_count"]
+        return Policy.from_json(values)
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
+
+
+def _settings(options: dict[str, Any]) -> LearnSettings:
+    def named(kind: type[Any]) -> dict[str, Any]:
+        return {item.name: options[item.name] for item in fields(kind) if item.name in options}
+
+    sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
+    limit_mb: float | None = options["data_limit_mb"]
+    learner_id = _own_id(options)
+    derived: dict[str, Any] = {
+        "learner_id": learner_id,
+        "work_directory": options["work_directory"] or _LEARNERS / learner_id,
+        "model": replace(MODEL_CONFIGS[options["model"]], **sizes, has_tied_embedding=not options["untied"]),
+        "size_limit_bytes": None if limit_mb is None else int(limit_mb * 1e6),
+        "optimizer": replace(
+            OptimizerSettings(**named(OptimizerSettings)),
+            horizon_steps=options["horizon_steps"] or options["step_count"],
+        ),
+        "target": None if options["alone"] else options["target"],
+        "region": options["region"] or "",
+    }
+    return LearnSettings(**(named(LearnSettings) | derived))
 
 
 def _own_id(options: dict[str, Any]) -> str:
@@ -203,34 +240,6 @@ def _own_id(options: dict[str, Any]) -> str:
     return name
 
 
-def _settings(options: dict[str, Any], learner_id: str) -> LearnSettings:
-    from skerry_learner.model import MODEL_CONFIGS
-    from skerry_learner.settings import LearnSettings, OptimizerSettings
-
-    sizes = {name: options[name] for name in ("vocabulary", "context") if options[name]}
-    try:
-        model = replace(MODEL_CONFIGS[options["model"]], **sizes, has_tied_embedding=not options["untied"])
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    limit_mb: float | None = options["data_limit_mb"]
-    schedule = {"horizon_steps": options["horizon_steps"] or options["step_count"]}
-    derived: dict[str, Any] = {
-        "learner_id": learner_id,
-        "work_directory": options["work_directory"] or _LEARNERS / learner_id,
-        "model": model,
-        "size_limit_bytes": None if limit_mb is None else int(limit_mb * 1e6),
-        "optimizer": OptimizerSettings(**(_named(OptimizerSettings, options) | schedule)),
-        "target": None if options["alone"] else options["target"],
-        "region": options["region"] or "",
-    }
-    return LearnSettings(**(_named(LearnSettings, options) | derived))
-
-
-def _named(kind: type[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options that have the name of a field of this dataclass."""
-    return {item.name: options[item.name] for item in fields(kind) if item.name in options}
-
-
 def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> TrainingPosition:
     import torch
 
@@ -240,75 +249,49 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
     from skerry_learner.training import prepare, train
 
     log_to_stderr()
-    with _stop_on_signals() as stop:
+    with _stopping() as stop:
         try:
             torch.set_num_threads(settings.thread_count)
             training = prepare(settings)
             gc.collect()
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
-            if settings.target is None:
+            with ExitStack() as stack:
+                learner = _attached(stack, training, settings.target, policy, metrics) if settings.target else None
                 stop.is_training = True
-                return train(training, None, clock=SystemClock(), stop=stop.event)
-            return _train_attached(training, settings.target, policy, stop, metrics)
+                position = train(training, learner, clock=SystemClock(), stop=stop.event)
+                if learner is not None and learner.failure is not None:
+                    raise learner.failure
+            return position
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
 
-def _train_attached(
-    training: Training, target: str, policy: Policy, stop: _Stop, metrics: str | None
-) -> TrainingPosition:
+def _attached(stack: ExitStack, training: Training, target: str, policy: Policy, metrics: str | None) -> Learner:
+    """Returns a learner that is attached to its run until the stack is left, as its metrics are served."""
     from skerry import Learner
-    from skerry.runtime.clock import SystemClock
+    from skerry.runtime.exposition import exposed
     from skerry_learner.exposition import LearnerMetrics
-    from skerry_learner.training import train
 
     settings = training.settings
-    with ExitStack() as stack:
-        learner = stack.enter_context(
-            Learner(
-                training.model,
-                target=target,
-                run=settings.run,
-                learner_id=settings.learner_id,
-                region=settings.region,
-                create=settings.may_create,
-                policy=policy,
-                tls=settings.tls,
-            )
+    learner = stack.enter_context(
+        Learner(
+            training.model,
+            target=target,
+            run=settings.run,
+            learner_id=settings.learner_id,
+            region=settings.region,
+            create=settings.may_create,
+            policy=policy,
+            tls=settings.tls,
         )
-        learner.count_from(training.position.step, training.position.tokens)
-        if metrics is not None:
-            _expose(stack, LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id), metrics)
-        stop.is_training = True
-        position = train(training, learner, clock=SystemClock(), stop=stop.event)
-        if learner.failure is not None:
-            raise learner.failure
-        return position
-
-
-def _expose(stack: ExitStack, metrics: LearnerMetrics, address: str) -> None:
-    """Serves the metrics until the stack is left."""
-    from skerry.runtime.exposition import exposed
-
-    try:
-        url = stack.enter_context(exposed(metrics, address))
-    except OSError as error:
-        raise _unlistenable(error) from error
-    click.echo(f"metrics at {url}")
-
-
-def _policy(options: dict[str, Any]) -> Policy:
-    from skerry.wire.policy import Policy
-
-    path: Path | None = options["policy_path"]
-    try:
-        values = {} if path is None else json.loads(path.read_bytes())
-        values.setdefault("planned_step_count", options["horizon_steps"] or options["step_count"])
-        if options["inner_step_count"] is not None:
-            values["inner_step_count"] = options["inner_step_count"]
-        return Policy.from_json(values)
-    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
+    )
+    learner.count_from(training.position.step, training.position.tokens)
+    if metrics is not None:
+        collector = LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id)
+        with _listening():
+            url = stack.enter_context(exposed(collector, metrics))
+        click.echo(f"metrics at {url}")
+    return learner
 
 
 class _Stop:
@@ -318,25 +301,22 @@ class _Stop:
         self.event = threading.Event()
         self.is_training = False
 
-
-@contextmanager
-def _stop_on_signals() -> Iterator[_Stop]:
-    """Yields what SIGTERM and SIGINT set. A second SIGINT raises KeyboardInterrupt as usual."""
-    stop = _Stop()
-    previous_interrupt = signal.getsignal(signal.SIGINT)
-
-    def on_signal(number: int, _frame: object) -> None:
-        stop.event.set()
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, previous_interrupt)
-        if not stop.is_training:
+    def on_signal(self, number: int, _frame: object) -> None:
+        self.event.set()
+        if number == signal.SIGINT:  # a second one interrupts
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.is_training:
             click.echo("stopped before it trained", err=True)
             raise click.exceptions.Exit(0)
 
-    previous_terminate = signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """Yields what SIGTERM and SIGINT set."""
+    stop = _Stop()
+    earlier = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, previous_terminate)
-        signal.signal(signal.SIGINT, previous_interrupt)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

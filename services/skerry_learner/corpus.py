@@ -8,136 +8,85 @@ are held out, so adding files moves no other document from one part to the other
 from __future__ import annotations
 
 import hashlib
-import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry_learner.errors import LearnerInputError
 
-Tokens: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]  # (tokens,) uint8 or uint16
 
+# The share of documents that is held out.
 HELD_OUT_SHARE: Final = 0.05
-"""The share of documents that is held out."""
-
-_DOCUMENT_BYTES: Final = 1 << 20
-"""Longer text files are cut into documents of this size, so that one large file can be split and shuffled."""
-
+# Longer files are cut into documents of this size, in tokens, so that one large file can be split and shuffled.
+_TEXT_DOCUMENT: Final = 1 << 20
 _TOKEN_DOCUMENT: Final = 1 << 22
-"""The same for token shards, in tokens."""
-
+# Not in every installation of the standard library, or test code.
 _SKIPPED_DIRECTORIES: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
-"""Not in every installation of the standard library, or test code."""
-
-
-@dataclass(frozen=True)
-class ShardSelection:
-    """Which of `count` disjoint parts of the training data a learner reads; `index` is from 1 to `count`."""
-
-    index: int = 1
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the range.
-
-        Raises:
-            ValueError: `index` is not from 1 to `count`.
-        """
-        if not 1 <= self.index <= self.count:
-            raise ValueError(f"a shard is i/n with i from 1 to n. shard={self.index}/{self.count}")
-
-    @classmethod
-    def parse(cls, text: str) -> ShardSelection:
-        """The selection that is written `i/n`, such as `2/3`.
-
-        Raises:
-            ValueError: the text has another form, or i is not from 1 to n.
-        """
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-        if found is None:
-            raise ValueError(f"a shard is written i/n, such as 2/3. shard={text[:80]!r}")
-        return cls(int(found[1]), int(found[2]))
+_TOKEN_SUFFIXES: Final = frozenset({".bin", ".npy"})
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The tokens that one learner trains on, and the held-out tokens, which are the same for every learner."""
 
-    train: TokenSpans
-    held_out: TokenSpans
+    train: Tokens
+    held_out: Tokens
     description: str
 
 
-class TokenSpans:
-    """Documents in a row, as one sequence of tokens, without a copy of them."""
-
-    def __init__(self, spans: Sequence[Tokens]) -> None:
-        """Join `spans`, which may be mapped from files."""
-        self._spans = [span for span in spans if span.size]
-        self._ends = np.cumsum([span.size for span in self._spans], dtype=np.int64)
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-        return int(self._ends[-1]) if self._spans else 0
-
-    def slice(self, start: int, stop: int) -> NDArray[np.int64]:
-        """A copy of tokens `start` to `stop`, across documents; shape (stop - start,)."""
-        if not 0 <= start <= stop <= len(self):
-            raise ValueError(f"tokens outside the sequence. start={start}, stop={stop}, length={len(self)}")
-        pieces: list[NDArray[np.int64]] = []
-        number = int(np.searchsorted(self._ends, start, side="right"))
-        while start < stop:
-            end = int(self._ends[number])
-            offset = start - (end - self._spans[number].size)
-            piece = self._spans[number][offset : offset + min(stop, end) - start]
-            pieces.append(piece.astype(np.int64))
-            start += piece.size
-            number += 1
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
-    def between(self, start: int, stop: int) -> TokenSpans:
-        """Tokens `start` to `stop` as a sequence, without a copy."""
-        spans: list[Tokens] = []
-        first = 0
-        for span in self._spans:
-            low, high = max(start - first, 0), min(stop - first, span.size)
-            if low < high:
-                spans.append(span[low:high])
-            first += span.size
-        return TokenSpans(spans)
-
-    def part(self, index: int, count: int) -> TokenSpans:
-        """The `index`-th (from 1) of `count` contiguous, disjoint parts of equal length."""
-        return self.between(len(self) * (index - 1) // count, len(self) * index // count)
-
-
-def load_corpus(source: Path | None, *, shard: ShardSelection, size_limit_bytes: int | None = None) -> Corpus:
-    """The corpus at `source`, or the source text of Python's standard library if `source` is None.
+def load_corpus(source: Path | None, *, shard: tuple[int, int] = (1, 1), size_limit_bytes: int | None = None) -> Corpus:
+    """Returns the corpus at `source`, or the source text of Python's standard library if `source` is None.
 
     A file that ends in `.bin` holds little-endian 16-bit tokens, one in `.npy` a one-dimensional array of uint8 or
-    uint16; both are memory-mapped. Any other file is read into memory as bytes of text. Of a directory all token shards
-    are used, or all files if it has no token shard. With `size_limit_bytes`, documents are taken in the order of their
-    hashes up to that size, and the last one is cut.
+    uint16; any other holds bytes of text. Of a directory all token files are used, or all files if it has none. Of
+    token files only this learner's part is read into memory.
+
+    Args:
+        source: a file or a directory.
+        shard: i and n, for the i-th (from 1) of n contiguous, disjoint parts of the training tokens, of equal length.
+        size_limit_bytes: documents are taken in the order of their hashes up to this size, and the last one is cut.
 
     Raises:
-        LearnerInputError: there is nothing to read, it cannot be read, or it is too short to split.
+        LearnerInputError: there is nothing to read, it can't be read, or it is too short to split.
     """
-    documents = list(_standard_library() if source is None else _documents(source))
-    documents.sort(key=lambda document: _name_hash(document[0]))
+    description = "Python's standard library" if source is None else str(source)
+    documents = sorted(_documents(source), key=lambda document: _name_hash(document[0]))
     if size_limit_bytes is not None:
-        documents = _limited(documents, size_limit_bytes)
-    named = "Python's standard library" if source is None else str(source)
-    train, held_out = _split(documents)
-    if not (len(train) and len(held_out)):
+        documents = list(_limited(documents, size_limit_bytes))
+    train = [tokens for name, tokens in documents if not _is_held_out(name)]
+    held_out = [tokens for name, tokens in documents if _is_held_out(name)]
+    if not (train and held_out):  # the hash may put a few documents all on one side: the end of the whole is held out
+        whole = [tokens for _, tokens in documents]
+        boundary = round(_token_count(whole) * (1 - HELD_OUT_SHARE))
+        train, held_out = [_between(whole, 0, boundary)], [_between(whole, boundary, _token_count(whole))]
+    if not (_token_count(train) and _token_count(held_out)):
         raise LearnerInputError(
-            f"no tokens to train on in {named}. pass --data a file or directory with text, *.bin or *.npy"
+            f"no tokens to train on in {description}. Pass --data a file or directory with text, *.bin or *.npy"
         )
-    return Corpus(train.part(shard.index, shard.count), held_out, f"{named}, shard {shard.index}/{shard.count}")
+    index, count = shard
+    token_count = _token_count(train)
+    part = _between(train, token_count * (index - 1) // count, token_count * index // count)
+    return Corpus(part, np.concatenate(held_out), f"{description}, shard {index}/{count}")
+
+
+def _token_count(documents: Sequence[Tokens]) -> int:
+    return sum(tokens.size for tokens in documents)
+
+
+def _between(documents: Sequence[Tokens], start: int, stop: int) -> Tokens:
+    """Returns a copy of tokens `start` to `stop` of documents in a row."""
+    pieces: list[Tokens] = [np.empty(0, np.uint8)]
+    first = 0
+    for tokens in documents:
+        pieces.append(tokens[max(start - first, 0) : max(stop - first, 0)])
+        first += tokens.size
+    return np.concatenate(pieces)
 
 
 def _name_hash(name: str) -> bytes:
@@ -149,83 +98,45 @@ def _is_held_out(name: str) -> bool:
     return int.from_bytes(_name_hash(name)[-8:], "big") < HELD_OUT_SHARE * 2**64
 
 
-def _split(documents: list[tuple[str, Tokens]]) -> tuple[TokenSpans, TokenSpans]:
-    train = TokenSpans([tokens for name, tokens in documents if not _is_held_out(name)])
-    held_out = TokenSpans([tokens for name, tokens in documents if _is_held_out(name)])
-    if len(train) and len(held_out):
-        return train, held_out
-    # With few documents the hash may put all on one side; then the end of the whole is held out.
-    whole = TokenSpans([tokens for _, tokens in documents])
-    boundary = round(len(whole) * (1 - HELD_OUT_SHARE))
-    return whole.between(0, boundary), whole.between(boundary, len(whole))
-
-
-def _limited(documents: list[tuple[str, Tokens]], size_limit_bytes: int) -> list[tuple[str, Tokens]]:
-    kept: list[tuple[str, Tokens]] = []
-    left = size_limit_bytes
+def _limited(documents: Sequence[tuple[str, Tokens]], size_limit_bytes: int) -> Iterator[tuple[str, Tokens]]:
     for name, tokens in documents:
-        taken = tokens[: left // tokens.itemsize]
-        if taken.size == 0:
-            break
-        kept.append((name, taken))
-        left -= taken.nbytes
-    return kept
+        taken = tokens[: size_limit_bytes // tokens.itemsize]
+        if not taken.size:
+            return
+        yield name, taken
+        size_limit_bytes -= taken.nbytes
 
 
-def _standard_library() -> Iterator[tuple[str, Tokens]]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if not _SKIPPED_DIRECTORIES.intersection(relative.parts):
-            yield from _text_documents(path, relative.as_posix())
+def _documents(source: Path | None) -> Iterator[tuple[str, Tokens]]:
+    """Yields the documents of a file or directory with their names."""
+    root = Path(sysconfig.get_paths()["stdlib"]) if source is None else source
+    if root.is_file():
+        paths, root = [root], root.parent
+    elif source is None:
+        files = sorted(root.rglob("*.py"))
+        paths = [path for path in files if _SKIPPED_DIRECTORIES.isdisjoint(path.relative_to(root).parts)]
+    else:
+        files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+        paths = [path for path in files if path.suffix in _TOKEN_SUFFIXES] or files
+    for path in paths:
+        tokens = _tokens_of(path)
+        numel = _TOKEN_DOCUMENT if path.suffix in _TOKEN_SUFFIXES else _TEXT_DOCUMENT
+        for start in range(0, tokens.size, numel):
+            yield f"{path.relative_to(root).as_posix()}#{start}", tokens[start : start + numel]
 
 
-def _documents(source: Path) -> Iterator[tuple[str, Tokens]]:
-    if source.is_file():
-        yield from _file_documents(source, source.name)
-        return
-    if not source.is_dir():
-        raise LearnerInputError(
-            f"no such file or directory: {source}. pass --data text or token shards, or leave it out"
-        )
-    paths = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
-    shards = [path for path in paths if path.suffix in {".bin", ".npy"}]
-    for path in shards or paths:
-        yield from _file_documents(path, path.relative_to(source).as_posix())
-
-
-def _file_documents(path: Path, name: str) -> Iterator[tuple[str, Tokens]]:
-    if path.suffix not in {".bin", ".npy"}:
-        yield from _text_documents(path, name)
-        return
-    tokens = _mapped_tokens(path)
-    for start in range(0, tokens.size, _TOKEN_DOCUMENT):
-        yield f"{name}#{start}", tokens[start : start + _TOKEN_DOCUMENT]
-
-
-def _text_documents(path: Path, name: str) -> Iterator[tuple[str, Tokens]]:
+def _tokens_of(path: Path) -> Tokens:
     try:
-        content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
-    except OSError as error:
-        raise LearnerInputError(f"cannot read data. path={path}, cause={error.strerror}") from error
-    for start in range(0, content.size, _DOCUMENT_BYTES):
-        yield f"{name}#{start}", content[start : start + _DOCUMENT_BYTES]
-
-
-def _mapped_tokens(path: Path) -> Tokens:
-    try:
-        if path.stat().st_size == 0:
-            return np.empty(0, dtype=np.uint16)
-        if path.suffix == ".bin":
-            return np.memmap(path, dtype="<u2", mode="r")
-        tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise LearnerInputError(
-            f"cannot read a token shard. path={path}, cause={error}. write it again as uint16"
-        ) from error
+        if path.suffix == ".npy":
+            tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        elif path.suffix == ".bin" and path.stat().st_size:
+            tokens = np.memmap(path, dtype="<u2", mode="r")
+        else:
+            tokens = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    except (OSError, ValueError, EOFError) as error:
+        raise LearnerInputError(f"the data can't be read. path={path}, because={error}") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.dtype("<u2"), np.dtype("u1")):
         raise LearnerInputError(
-            f"a token shard must be one-dimensional uint16 or uint8. "
-            f"path={path}, dtype={tokens.dtype}, shape={tokens.shape}"
+            f"tokens must be one-dimensional uint16 or uint8. path={path}, dtype={tokens.dtype}, shape={tokens.shape}"
         )
     return tokens

@@ -18,34 +18,27 @@ class InnerOptimizer:
     """One or more torch optimizers, each with its own parameters, with a common learning rate."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        """Combines `parts`."""
         self._parts = tuple(parts)
 
     def step(self, rate: float) -> None:
-        """Updates every parameter at learning rate `rate` and clears the gradients."""
+        """Updates every parameter at learning rate `rate`."""
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = rate
             part.step()
-            part.zero_grad()
 
-    def zero_grad(self) -> None:
-        """Clears the gradients."""
-        for part in self._parts:
-            part.zero_grad()
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> list[dict[str, Any]]:
         """Returns the state for `load_state_dict`."""
-        return {"parts": [part.state_dict() for part in self._parts]}
+        return [part.state_dict() for part in self._parts]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the state that `state_dict` returned.
 
         Raises:
             ValueError: it belongs to other optimizers.
         """
-        for part, content in zip(self._parts, state["parts"], strict=True):
-            part.load_state_dict(content)
+        for part, state in zip(self._parts, states, strict=True):
+            part.load_state_dict(state)
 
 
 def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
@@ -56,24 +49,23 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
 
     Source: Muon as in torch.optim.Muon; the scale is that of "Muon is Scalable for LLM Training" (arXiv 2502.16982).
     """
-    named = list(model.named_parameters())
-    vectors = [parameter for _, parameter in named if parameter.ndim <= 1]
-    matrices = [parameter for _, parameter in named if parameter.ndim > 1]
+    parameters = dict(model.named_parameters())
     muon: list[torch.optim.Optimizer] = []
     if settings.name == "muon":
-        hidden = [parameter for name, parameter in named if parameter.ndim > 1 and name.startswith("blocks.")]
-        matrices = [parameter for name, parameter in named if parameter.ndim > 1 and not name.startswith("blocks.")]
+        hidden = [name for name, value in parameters.items() if value.ndim > 1 and name.startswith("blocks.")]
         muon = [
             torch.optim.Muon(
-                hidden, lr=settings.peak_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+                [parameters.pop(name) for name in hidden],
+                weight_decay=settings.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
             )
         ]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},  # gains of norms
+        {"params": [value for value in parameters.values() if value.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [value for value in parameters.values() if value.ndim <= 1], "weight_decay": 0.0},  # gains of norms
     ]
     betas = (settings.beta1, settings.beta2)
-    return InnerOptimizer([torch.optim.AdamW(groups, lr=settings.peak_rate, betas=betas, fused=True), *muon])
+    return InnerOptimizer([torch.optim.AdamW(groups, betas=betas, fused=True), *muon])
 
 
 def inner_step(
@@ -89,8 +81,7 @@ def inner_step(
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), norm_limit)
     if torch.isfinite(norm):
         optimizer.step(rate)
-    else:
-        optimizer.zero_grad()
+    model.zero_grad()
     return loss.detach(), norm
 
 

@@ -1,87 +1,53 @@
 """A learner's metrics file: one JSON object a line for each training step.
 
-Every line is written at once, so a killed process loses at most the line that it is writing. A resumed learner appends
-to the same file; `attempt` tells its lines from those of earlier processes.
+Every line is written at once, so a killed process loses at most the line that it is writing. A restarted learner
+appends to the same file.
+
+    learner, attempt        who wrote the line: the id, and the number of the process, from 0
+    time_s, unix_s          seconds of training over all processes, without the time between them; calendar time
+    step, tokens            inner steps and tokens done, this step's included, over all processes
+    loss, val_loss          nats a token: of this step's batch, and of the held-out windows (null: not evaluated)
+    learning_rate
+    step_time_ms            forward, backward and optimizer
+    slowdown_ms             sleep that emulates slower hardware
+    sync_stall_ms           time in `Learner.step` after this step
+    run_progress            inner steps of the run as the learner last heard them, or null
+    is_attached, staleness, bytes_up, bytes_down, parameters_up, parameters_down, deltas_acknowledged, deltas_merged,
+    deltas_returned, deltas_dropped, dropped_step_count, versions
+                            as in `skerry.Stats`, of this process
+
+A float that is not finite, such as a loss that diverged, is null, since JSON has no word for it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
-@dataclass(frozen=True)
-class MetricsLine:
-    """One inner step of one learner. Counts of bytes, parameters and deltas are totals of this attempt."""
-
-    learner: str
-    attempt: int
-    """0 for the first process that wrote to the file, 1 for the next, and so on."""
-    time_s: float
-    """Seconds of training over all attempts, without the time between them."""
-    unix_s: float
-    step: int
-    """Inner steps done, including this one. A resumed learner continues from its checkpoint."""
-    tokens: int
-    """Tokens trained on up to this step."""
-    loss: float
-    """Training loss of this step's batch, in nats a token; null in the file if it is not finite."""
-    learning_rate: float
-    step_time_ms: float
-    """Forward, backward and optimizer, without synchronisation and evaluation."""
-    slowdown_ms: float = 0.0
-    """Time slept to emulate slower hardware."""
-    sync_stall_ms: float = 0.0
-    """Time that the training thread spent in `Learner.step` after this step."""
-    val_loss: float | None = None
-    """Loss on the held-out windows, or null if this step did not evaluate."""
-    run_progress: float | None = None
-    """Inner steps of the run as the learner last heard them, or null."""
-    is_attached: bool = False
-    staleness: float = 0.0
-    """Mean over the last merged deltas of the versions committed between a delta's base and its merge."""
-    bytes_up: int = 0
-    bytes_down: int = 0
-    parameters_up: int = 0
-    """Elements of acknowledged deltas: 8 * bytes_up / parameters_up is bits per parameter."""
-    parameters_down: int = 0
-    deltas_acknowledged: int = 0
-    deltas_merged: int = 0
-    deltas_returned: int = 0
-    """Refused or expired: their work went into later ones."""
-    deltas_dropped: int = 0
-    """Quarantined, or not finite: their work is lost."""
-    dropped_step_count: int = 0
-    """Steps whose work is lost."""
-    versions: dict[str, int] = field(default_factory=dict)
-    """The version of each fragment that the model has adopted."""
-
-
-class MetricsWriter:
+class MetricsFile:
     """Appends lines to a file; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Opens `path` for appending; its directory is created."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab+", buffering=0)
-        self._cut_torn_line()
+        last = self._cut_torn_line()
+        self.attempt = json.loads(last)["attempt"] + 1 if last else 0
 
-    def write(self, line: MetricsLine) -> None:
-        """Appends `line`. Readers see it when this returns.
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Appends a line. Readers see it when this returns.
 
         Raises:
             OSError: it could not be written; the file ends with the line before it.
         """
-        values = {
+        finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(line).items()
+            for name, value in values.items()
         }
         try:
-            text = memoryview(json.dumps(values, separators=(",", ":")).encode() + b"\n")
+            text = memoryview(json.dumps(finite, separators=(",", ":")).encode() + b"\n")
             while text:  # a disk that becomes full may accept a part of the line
                 text = text[self._file.write(text) :]
         except OSError:
@@ -96,22 +62,9 @@ class MetricsWriter:
         """Closes the file."""
         self._file.close()
 
-    def _cut_torn_line(self) -> None:
+    def _cut_torn_line(self) -> bytes:
+        """Returns the last whole line, and removes what is behind it."""
         self._file.seek(0)
-        self._file.truncate(self._file.read().rfind(b"\n") + 1)
-
-
-def read_metrics(path: Path) -> Iterator[MetricsLine]:
-    """Yields the whole lines of the file at `path`, in order; none if there is no file.
-
-    Raises:
-        ValueError: a line is no JSON, or lacks a field without a default.
-    """
-    names = {item.name for item in fields(MetricsLine)}
-    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        if text.endswith(b"\n"):
-            values = {name: value for name, value in json.loads(text).items() if name in names}
-            try:
-                yield MetricsLine(**values | {"loss": math.nan if values["loss"] is None else values["loss"]})
-            except (TypeError, KeyError) as error:
-                raise ValueError(f"a metrics line lacks fields. path={path}, line={text!r:.80}") from error
+        whole = self._file.read().rpartition(b"\n")[0]
+        self._file.truncate(len(whole) + 1 if whole else 0)
+        return whole.rpartition(b"\n")[2]

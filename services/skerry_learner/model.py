@@ -1,61 +1,17 @@
-"""A small GPT in plain PyTorch, in named sizes from 30 thousand to a billion parameters."""
+"""A small GPT in plain PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from skerry_learner.settings import ModelConfig
+
 _ROTARY_BASE: Final = 10_000.0
 _INITIAL_STD: Final = 0.02
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a GPT.
-
-    `vocabulary` is the number of distinct tokens: 256 for bytes, up to 65536 for 16-bit tokens. `context` is the length
-    of the longest sequence.
-    """
-
-    layer_count: int
-    width: int
-    head_count: int
-    context: int
-    vocabulary: int = 256
-    has_tied_embedding: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ValueError: a size is below 1, or the width of a head is not an even integer.
-        """
-        if min(self.layer_count, self.width, self.head_count, self.context, self.vocabulary) < 1:
-            raise ValueError(f"every size of a model must be at least 1. config={self}")
-        if self.width % (2 * self.head_count):
-            raise ValueError(
-                f"width must be a multiple of twice head_count. width={self.width}, head_count={self.head_count}"
-            )
-
-
-MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
-    {
-        "nano": ModelConfig(layer_count=2, width=32, head_count=2, context=64),
-        "tiny": ModelConfig(layer_count=4, width=96, head_count=4, context=128),
-        "mini": ModelConfig(layer_count=6, width=256, head_count=4, context=256),
-        "small": ModelConfig(layer_count=8, width=512, head_count=8, context=512),
-        "base": ModelConfig(layer_count=12, width=768, head_count=12, context=1024),
-        "medium": ModelConfig(layer_count=24, width=1024, head_count=16, context=1024),
-        "large": ModelConfig(layer_count=20, width=2048, head_count=16, context=2048),
-    }
-)
-"""The named sizes: about 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters with a vocabulary of bytes."""
 
 
 class Gpt(nn.Module):
@@ -78,12 +34,8 @@ class Gpt(nn.Module):
         self.register_buffer("rotary_sine", sine, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of shape (batch, length, vocabulary) for token ids of shape (batch, length), int64."""
+        """Logits of shape (batch, length, vocabulary) for ids of shape (batch, length <= config.context), int64."""
         length = tokens.shape[1]
-        if length > self.config.context:
-            raise ValueError(
-                f"a sequence is longer than the model's context. length={length}, context={self.config.context}"
-            )
         cosine = cast("Tensor", self.rotary_cosine)[:length]  # (length, head width / 2)
         sine = cast("Tensor", self.rotary_sine)[:length]  # (length, head width / 2)
         hidden = self.embedding(tokens)  # (batch, length, width)

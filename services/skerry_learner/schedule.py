@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Final
+
+_FLOOR_SHARE: Final = 0.1
 
 
-@dataclass(frozen=True)
-class LearningRateSchedule:
-    """A linear warm-up, then half a cosine down to `floor_share` of the peak.
+def learning_rate(position: float, *, peak: float, warmup_steps: int, horizon_steps: int) -> float:
+    """Returns the rate at `position`, in inner steps since the run's start: linear warm-up, then half a cosine.
 
-    The rate reaches its floor at position `horizon_steps` and stays there.
+    It reaches its floor, a tenth of the peak, at position `horizon_steps` and stays there.
     """
-
-    peak: float
-    warmup_steps: int
-    horizon_steps: int
-    floor_share: float = 0.1
-
-    def rate(self, position: float) -> float:
-        """The learning rate at `position`, in inner steps since the run's start; a negative position counts as 0."""
-        position = max(position, 0.0)
-        if position < self.warmup_steps:
-            return self.peak * (position + 1.0) / (self.warmup_steps + 1.0)
-        span = max(self.horizon_steps - self.warmup_steps, 1)
-        done = min((position - self.warmup_steps) / span, 1.0)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.peak * (self.floor_share + (1.0 - self.floor_share) * cosine)
+    if position < warmup_steps:
+        return peak * (position + 1.0) / (warmup_steps + 1.0)
+    done = min((position - warmup_steps) / max(horizon_steps - warmup_steps, 1), 1.0)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * done))
+    return peak * (_FLOOR_SHARE + (1.0 - _FLOOR_SHARE) * cosine)
 
 
 def run_position(local_step: int, run_progress: float, *, horizon_steps: float, planned_step_count: int) -> float:
-    """The position in a learner's schedule, in its inner steps: the larger of its own step and the run's progress.
+    """Returns the position in a learner's schedule, in its inner steps: the larger of its own and the run's.
 
     Learners of different speed take different numbers of steps in one run, so each has a horizon of its own, and the
     run's progress counts as a share of `planned_step_count`; where that is 0, in steps. A learner that is slow, joined

@@ -204,7 +204,7 @@ async def test_a_scrape_of_a_learner_tells_what_it_exchanges(server: SyncerServe
 def test_what_was_not_merged_has_its_cause_for_a_label() -> None:
     stats = Stats(causes={"quarantined: norm is an outlier": 30}, problem=PoisonedError("QUARANTINED", "delta"))
     learner = SimpleNamespace(stats=stats, progress=None, failure=None)
-    metrics = LearnerMetrics(learner, run="fit", learner_id="us").collect()
+    metrics = LearnerMetrics(cast("Any", learner), run="fit", learner_id="us").collect()
     values = {(one.name, *one.labels.values()): one.value for metric in metrics for one in metric.samples}
     assert values["skerry_learner_deltas_not_merged_total", "fit", "us", "quarantined: norm is an outlier"] == 30
     assert values["skerry_learner_problem", "fit", "us", "QUARANTINED"] == 1

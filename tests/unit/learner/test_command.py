@@ -8,32 +8,84 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
-from skerry import MergeRule, OuterOptimizer, OuterSchedule, RunsClient, Tls
+from skerry import MergeRule, OuterOptimizer, OuterSchedule, RunsClient
 from skerry.wire import Codec, Encoding
 from skerry.wire.policy import Policy
 from skerry_learner.command import learn
-from skerry_learner.metrics import read_metrics
 from tests.support.made_keys import make_keys, tls_of
 from tests.support.serve_process import ServeProcess, serve_process
 from tests.support.small_disk import fill, small_disk
 
-_SMALL = ["--alone", "--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4"]
+_SMALL = ("--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
+_ALONE = (*_SMALL, "--alone")
+_LONG = ("--steps", "1000000")
 
 
-def test_training_alone_says_where_its_metrics_are(tmp_path: Path) -> None:
-    result = CliRunner().invoke(learn, [*_SMALL, "--steps", "3", "--work-dir", str(tmp_path)])
+def output_of(*words: str | Path) -> str:
+    """Returns what `skerry learn` prints, which must succeed. It blocks the event loop, on which nothing waits."""
+    result = CliRunner().invoke(learn, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    assert "alone: 3 steps, 384 tokens" in result.output
-    assert str(tmp_path / "metrics.jsonl") in result.output
+    return result.output
+
+
+def address(server: ServeProcess) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+class Process:
+    """`skerry learn` in a process of its own, with all that it prints in one stream."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def says(self, text: str) -> None:
+        """Returns when it has printed a line with this text."""
+        assert self._process.stdout is not None
+        while text.encode() not in (line := await self._process.stdout.readline()):
+            assert line, f"it ended and has not said {text!r}"
+
+    async def ended(self, number: signal.Signals | None = None) -> tuple[int | None, str]:
+        """Returns the exit status and the rest of what it printed, after a signal if one is given."""
+        if number is not None:
+            self._process.send_signal(number)
+        async with asyncio.timeout(60):
+            rest, _ = await self._process.communicate()
+        return self._process.returncode, rest.decode()
+
+
+@asynccontextmanager
+async def learning(*words: str | Path, before: str = "pass") -> AsyncIterator[Process]:
+    """Yields a process of `skerry learn` that has run the code `before`."""
+    code = f"{before}; from skerry.cli.main import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, "learn", *words,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(("stated", "planned"), [({}, 40), ({"planned_step_count": 0, "inner_step_count": 2}, 0)])
@@ -42,249 +94,143 @@ async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_po
 ) -> None:
     (tmp_path / "policy.json").write_text(json.dumps(stated))
     async with serve_process("memory://", tmp_path) as server:
-        arguments = [*_SMALL[1:], "--steps", "3", "--horizon", "40", "--policy", str(tmp_path / "policy.json")]
-        arguments += ["fit", "--target", f"127.0.0.1:{server.port}", "--work-dir", str(tmp_path / "work")]
-        result = CliRunner().invoke(learn, arguments)  # blocks the loop, on which nothing waits
-        assert result.exit_code == 0, result.output
-        policy = _policy_of(f"127.0.0.1:{server.port}")
+        words = (*_SMALL, "fit", "--steps", "3", "--horizon", "40", "--policy", tmp_path / "policy.json")
+        output_of(*words, "--target", address(server), "--work-dir", tmp_path / "work")
+        with RunsClient(address(server)) as client:
+            policy = client.get_policy("fit")
     assert policy.planned_step_count == planned
     assert policy.inner_step_count == stated.get("inner_step_count", 24)
 
 
 async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_to_do(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
-        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        first = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
-            *("--steps", "1000000", "--log-every", "50", "--work-dir", str(tmp_path / "first")),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        assert first.stdout is not None
-        while b"step=50" not in await first.stdout.readline():
-            pass
-        second = ["--steps", "3", "--work-dir", str(tmp_path / "second")]
-        result = CliRunner().invoke(learn, [*arguments, *second])  # blocks the loop; the first goes on
-        assert result.exit_code == 0, result.output
-        while b"exchange stopped" not in await first.stdout.readline():
-            pass
-        first.terminate()
-        rest, _ = await first.communicate()
-        assert first.returncode == 3
-        assert b"[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
+        words = (*_SMALL, "fit", "--learner-id", "us", "--target", address(server))
+        async with learning(*words, *_LONG, "--work-dir", tmp_path / "first") as first:
+            await first.says("step=50")
+            output_of(*words, "--steps", "3", "--work-dir", tmp_path / "second")
+            await first.says("exchange stopped")
+            status, rest = await first.ended(signal.SIGTERM)
+    assert status == 3
+    assert "[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
 
 
 async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with serve_process(f"file://{disk}/store", tmp_path) as server:
-            arguments = [*_SMALL[1:], "fit", "--target", f"127.0.0.1:{server.port}", "--inner-steps", "4"]
-            arguments += ["--steps", "1000000", "--log-every", "5", "--flush-timeout", "1"]
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments),
-                *("--work-dir", str(tmp_path / "work")),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            )
-            assert process.stdout is not None
-            while b"step=20" not in await process.stdout.readline():
-                pass
-            fill(disk)
-            while b"reason=STORE_FULL" not in await process.stdout.readline():
-                pass
-            process.terminate()
-            rest, _ = await process.communicate()
-    assert b"error: trained to the end, but the syncer did not take the last work within 1 s. steps=" in rest
-    assert process.returncode == 1
+            words = (*_SMALL, "fit", "--target", address(server), "--inner-steps", "4", "--log-every", "5")
+            folder = ("--work-dir", tmp_path / "work", "--flush-timeout", "1")
+            async with learning(*words, *_LONG, *folder) as learner:
+                await learner.says("step=20")
+                fill(disk)
+                await learner.says("reason=STORE_FULL")
+                status, rest = await learner.ended(signal.SIGTERM)
+    assert status == 1
+    assert "error: trained to the end, but the syncer did not take the last work within 1 s. steps=" in rest
 
 
 async def test_a_run_that_a_full_store_can_not_take_is_refused_at_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with serve_process(f"file://{disk}/store", tmp_path) as server:
             fill(disk)
-            arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", f"127.0.0.1:{server.port}"]
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments, "--work-dir", str(tmp_path / "work")),
-                stderr=subprocess.PIPE,
-            )
-            assert process.stderr is not None
-            while b"learner ready" not in await process.stderr.readline():
-                pass
-            async with asyncio.timeout(20):
-                rest = await process.stderr.read()
-                assert await process.wait() == 4
-    assert rest.splitlines()[-2].startswith(b"error: the store is full")
-    assert b"Task was destroyed" not in rest
+            words = (*_SMALL, "fit", "--learner-id", "us", "--target", address(server))
+            async with learning(*words, "--work-dir", tmp_path / "work") as learner:
+                status, rest = await learner.ended()
+    assert status == 4
+    assert rest.splitlines()[-2].startswith("error: the store is full")
+    assert "Task was destroyed" not in rest
 
 
 async def test_a_learner_that_waits_for_its_syncer_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
-    arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", "127.0.0.1:1", "--work-dir", str(tmp_path)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "skerry.cli.main", "learn", *arguments), stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    while b"no syncer answers yet" not in await process.stderr.readline():
-        pass
-    process.terminate()
-    async with asyncio.timeout(10):
-        assert await process.stderr.read() == b"stopped before it trained\n"
-        assert await process.wait() == 0
+    words = (*_SMALL, "fit", "--learner-id", "us", "--target", "127.0.0.1:1", "--work-dir", tmp_path)
+    async with learning(*words) as learner:
+        await learner.says("no syncer answers yet")
+        assert await learner.ended(signal.SIGTERM) == (0, "stopped before it trained\n")
 
 
-async def test_after_a_resume_observers_see_the_learner_s_own_step(tmp_path: Path) -> None:
-    async with serve_process("memory://", tmp_path) as server:
-        target = f"127.0.0.1:{server.port}"
-        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", target, "--inner-steps", "2"]
-        for step_count in (3, 8):
-            taken = ["--steps", str(step_count), "--work-dir", str(tmp_path / "w")]
-            result = CliRunner().invoke(learn, [*arguments, *taken])  # blocks the loop, on which nothing waits
-            assert result.exit_code == 0, result.output
-            with RunsClient(target) as client:
-                (known,) = client.get_run("fit").learners
-            assert known.report is not None
-            assert known.report.step_count == step_count
-
-
-def _exact_policy(folder: Path) -> list[str]:
-    """The option for a policy with which a learner that is alone brings all of its steps into the run."""
-    exact = replace(Policy(lease_term_s=1.0), inner_step_count=4, merge=MergeRule.MEAN, quarantine_ratio=0)
-    exact = replace(
-        exact,
+async def test_a_second_process_goes_on_and_the_run_has_every_step_once(tmp_path: Path) -> None:
+    # With this policy a learner that is alone brings all of its steps into the run.
+    policy = replace(
+        Policy(lease_term_s=1.0),
+        inner_step_count=4,
+        merge=MergeRule.MEAN,
+        quarantine_ratio=0,
         outer=OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT),
         delta_encoding=Encoding(Codec.FLOAT32),
         update_encoding=Encoding(Codec.FLOAT32),
     )
-    (folder / "policy.json").write_text(json.dumps(exact.to_json()))
-    return ["--policy", str(folder / "policy.json")]
-
-
-def _assert_run_has(target: str, checkpoint: dict[str, Any]) -> None:
-    """Closes the run, and checks that it has the steps of a checkpoint, each once."""
-    with RunsClient(target) as client:
-        run = client.close_run("fit")
-        for name, merged in client.pull(run):
-            np.testing.assert_allclose(merged, checkpoint["model"][name], rtol=0, atol=1e-5, err_msg=name)
-
-
-async def test_a_learner_that_ended_goes_on_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text(json.dumps(policy.to_json()))
     async with serve_process("memory://", tmp_path) as server:
-        target = f"127.0.0.1:{server.port}"
-        arguments = [*_SMALL[1:], "fit", "--learner-id", "us", "--target", target, *_exact_policy(tmp_path)]
+        words = (*_SMALL, "fit", "--learner-id", "us", "--target", address(server))
         for step_count in (6, 13):
-            taken = ["--steps", str(step_count), "--work-dir", str(tmp_path / "w")]
-            result = CliRunner().invoke(learn, [*arguments, *taken])  # blocks the loop, on which nothing waits
-            assert result.exit_code == 0, result.output
-            assert "dropped" not in result.output
-        _assert_run_has(target, torch.load(tmp_path / "w" / "checkpoint.pt", weights_only=True))
+            options = ("--policy", tmp_path / "policy.json", "--work-dir", tmp_path / "w", "--steps", str(step_count))
+            assert "dropped" not in output_of(*words, *options)
+            with RunsClient(address(server)) as client:
+                (known,) = client.get_run("fit").learners
+            assert known.report is not None
+            assert known.report.step_count == step_count
+        weights = torch.load(tmp_path / "w" / "checkpoint.pt", weights_only=True)["model"]
+        with RunsClient(address(server)) as client:
+            for name, merged in client.pull(client.close_run("fit")):
+                np.testing.assert_allclose(merged, weights[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     make_keys(keys, "--server", "a.example", "--learner", "us")
     server = ServeProcess("memory://", tmp_path)
-    pair = ["--tls-cert", f"{keys}/a.example.pem", "--tls-key", f"{keys}/a.example.key"]
+    pair = ("--tls-cert", f"{keys}/a.example.pem", "--tls-key", f"{keys}/a.example.key")
     try:
         await server.start(*pair, "--tls-client-ca", f"{keys}/ca.pem")
-        arguments = [
-            *_SMALL[1:],
-            "--steps",
-            "3",
-            "fit",
-            "--learner-id",
-            "us",
-            "--work-dir",
-            str(tmp_path / "w"),
-        ]
-        arguments += ["--target", f"127.0.0.1:{server.port}", "--tls-ca", f"{keys}/ca.pem"]
-        arguments += ["--tls-cert", f"{keys}/us.pem", "--tls-key", f"{keys}/us.key"]
-        result = CliRunner().invoke(learn, arguments)  # blocks the loop, on which nothing waits
-        assert result.exit_code == 0, result.output
-        assert _policy_of(f"127.0.0.1:{server.port}", tls_of(keys, "us")).planned_step_count == 3
+        words = (*_SMALL, "fit", "--steps", "3", "--learner-id", "us", "--work-dir", tmp_path / "w")
+        tls = ("--tls-ca", keys / "ca.pem", "--tls-cert", keys / "us.pem", "--tls-key", keys / "us.key")
+        output_of(*words, "--target", address(server), *tls)
+        with RunsClient(address(server), tls=tls_of(keys, "us")) as client:
+            assert client.get_policy("fit").planned_step_count == 3
     finally:
         await server.stop()
-
-
-def _policy_of(target: str, tls: Tls | None = None) -> Policy:
-    with RunsClient(target, tls=tls) as client:
-        return client.get_policy("fit")
-
-
-def test_help_shows_an_example_without_importing_torch() -> None:
-    code = (
-        "import sys; from skerry_learner.command import learn; "
-        "learn(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert "skerry learn demo --learner-id us-east" in finished.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
         (["--data", "nowhere"], "'nowhere' does not exist"),
-        (["--shard", "4/3"], "a shard is i/n"),
-        (["--device", "abacus"], "pass another --device"),
-        (["--vocabulary", "20"], "raise --vocabulary"),
-        (["--batch", "5000"], "use more --data, fewer shards, or a smaller --batch"),
+        (["--shard", "4/3"], "a shard is i/n with i from 1 to n"),
+        (["--device", "abacus"], "Pass another --device"),
+        (["--vocabulary", "20"], "Raise --vocabulary"),
+        (["--batch", "5000"], "Use more --data, fewer shards, or a smaller --batch"),
         (["--model", "huge"], "is not one of"),
         (["--slowdown", "0.5"], "x>=1"),
         (["--work-dir", "/proc/nowhere"], "--work-dir: can't be written to"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do_next(tmp_path: Path, arguments: list[str], advice: str) -> None:
-    result = CliRunner().invoke(learn, [*_SMALL, "--work-dir", str(tmp_path), *arguments])
+    result = CliRunner().invoke(learn, [*_ALONE, "--work-dir", str(tmp_path), *arguments])
     assert result.exit_code != 0
     assert advice in result.output
     assert "Traceback" not in result.output
 
 
-def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_path: Path) -> None:
-    arguments = [*_SMALL, "--steps", "150", "--checkpoint-every", "50", "--work-dir", str(tmp_path)]
-    # Not by `preexec_fn`: in a fork of this process, gRPC's threads may meet closed files before the program begins.
+async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_path: Path) -> None:
+    words = (*_ALONE, "--steps", "150", "--checkpoint-every", "50", "--work-dir", tmp_path)
     small_files = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))"
-    finished = subprocess.run(
-        [sys.executable, "-c", f"{small_files}; from skerry_learner.command import learn; learn()", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert finished.returncode == 1
-    said = finished.stdout + finished.stderr
+    async with learning(*words, before=small_files) as learner:
+        status, said = await learner.ended()
+    assert status == 1
     assert "checkpoint can't be written, training goes on" in said
     assert "metrics can't be written, training goes on" in said
-    assert "trained to the end, but cannot write the checkpoint" in said
+    assert "trained to the end, but the checkpoint can't be written" in said
     assert "step=150" in said
-    steps = [line.step for line in read_metrics(tmp_path / "metrics.jsonl")]
+    steps = steps_in(tmp_path)
     assert steps == list(range(1, len(steps) + 1))
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}
+    assert files_in(tmp_path) == {"metrics.jsonl"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    arguments = [*_SMALL, "--steps", "1000000", "--log-every", "1", "--work-dir", str(tmp_path)]
-    code = "from skerry_learner.command import learn; learn()"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    with process:
-        for text in process.stdout:
-            if "step=3" in text:
-                break
-        process.send_signal(number)
-        output = process.stdout.read()
-        assert process.wait(60) == 0, output
-    done = max(line.step for line in read_metrics(tmp_path / "metrics.jsonl"))
-    assert done < 1_000_000
-    assert f"alone: {done} steps" in output
-    result = CliRunner().invoke(learn, [*_SMALL, "--steps", str(done + 1), "--work-dir", str(tmp_path)])
-    assert f"alone: {done + 1} steps" in result.output
+async def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    async with learning(*_ALONE, *_LONG, "--log-every", "1", "--work-dir", tmp_path) as learner:
+        await learner.says("step=3")
+        status, said = await learner.ended(number)
+    done = steps_in(tmp_path)[-1]
+    assert status == 0, said
+    assert f"alone: {done} steps, {128 * done} tokens. {tmp_path / 'metrics.jsonl'}" in said
+    assert f"alone: {done + 1} steps" in output_of(*_ALONE, "--steps", str(done + 1), "--work-dir", tmp_path)

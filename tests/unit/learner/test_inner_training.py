@@ -10,8 +10,8 @@ import torch
 
 from skerry_learner.batches import Batch
 from skerry_learner.inner_training import InnerOptimizer, inner_step, make_optimizer
-from skerry_learner.model import MODEL_CONFIGS, Gpt
-from skerry_learner.settings import OptimizerSettings
+from skerry_learner.model import Gpt
+from skerry_learner.settings import MODEL_CONFIGS, OptimizerSettings
 
 BOTH = pytest.mark.parametrize("name", ["adamw", "muon"])
 
@@ -33,17 +33,12 @@ def losses(model: Gpt, optimizer: InnerOptimizer, count: int) -> list[float]:
 
 
 @BOTH
-def test_the_loss_falls(name: str) -> None:
-    found = losses(*made(name), 30)
-    assert found[0] == pytest.approx(math.log(256), abs=0.2)
-    assert found[-1] < 0.5 * found[0]
-
-
-@BOTH
-def test_every_parameter_is_trained(name: str) -> None:
+def test_the_loss_falls_and_every_parameter_is_trained(name: str) -> None:
     model, optimizer = made(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    losses(model, optimizer, 2)
+    course = losses(model, optimizer, 30)
+    assert course[0] == pytest.approx(math.log(256), abs=0.2)
+    assert course[-1] < 0.5 * course[0]
     assert not [key for key, tensor in model.named_parameters() if torch.equal(tensor, before[key])]
 
 
@@ -55,13 +50,6 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(name: str) -> None:
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors
     assert losses(other, resumed, 3) == losses(model, optimizer, 3)
-
-
-def test_the_state_of_another_optimizer_is_refused() -> None:
-    _, adamw = made("adamw")
-    _, muon = made("muon")
-    with pytest.raises(ValueError, match="doesn't match"):
-        muon.load_state_dict(adamw.state_dict())
 
 
 @BOTH

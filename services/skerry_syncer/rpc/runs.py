@@ -101,8 +101,9 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         except SyncerError as error:
             if error.reason != "RUN_NOT_FOUND" or only_run():  # one run's learners don't hear of others
                 raise
-            names = [name for name, _ in await self._host.store.list_runs()]
-            near = get_close_matches(request.name, names, cutoff=_SIMILAR)
+            names = await self._host.store.objects.folders("runs")
+            similar = get_close_matches(request.name, names, cutoff=_SIMILAR)
+            near = [name for name, _ in await self._host.store.list_runs(similar)]
             if not near:
                 raise
             message = f"{error}. runs of similar names: {', '.join(near)}"

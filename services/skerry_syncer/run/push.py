@@ -24,7 +24,7 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.log.checks import check_push
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem
 from skerry_syncer.store.log.run_log import AppendTooLargeError
-from skerry_syncer.store.log.state import DeltaState
+from skerry_syncer.store.log.state import DeltaState, Rejection
 from skerry_syncer.store.versions.blobs import StoredPart, StoredParts, summed_norms
 
 # The most bytes that an interrupted push has to send again; a small share of a process's budget.
@@ -211,9 +211,7 @@ class Push:
         except AppendTooLargeError as error:
             raise SyncerError("TOO_LARGE", f"too many parts; make them larger. parts={len(parts)}") from error
         if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
-            raise from_rejection(
-                outcome.rejection, **_other_delta(self._replica, self._header, outcome.rejection.reason)
-            )
+            raise _refused(self._replica, self._header, outcome.rejection)
 
     def _id_reused(self) -> SyncerError:
         return SyncerError("ID_REUSED", f"delta id was used for other bytes. delta={self._header.delta}")
@@ -238,7 +236,7 @@ async def begin_push(replica: RunReplica, header: AcceptedItem, budget: ByteBudg
         await replica.log.tail()
     rejection = check_push(replica.state, header)
     if rejection is not None:
-        raise from_rejection(rejection, **_other_delta(replica, header, rejection.reason))
+        raise _refused(replica, header, rejection)
     if header.delta not in replica.state.deltas and header.base_version != INITIAL_BASE:
         replica.push_begun(header.fragment, header.learner, header.session, header.step_count)
     return Push(replica, header, budget, client)
@@ -268,7 +266,9 @@ def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:
         )
 
 
-def _other_delta(replica: RunReplica, header: AcceptedItem, reason: str) -> dict[str, str]:
-    base = header.session, header.fragment, header.base_version
-    other = replica.state.bases.get(base) if reason == "BASE_REPEATED" else None
-    return {} if other is None else {"delta_id": other}
+def _refused(replica: RunReplica, header: AcceptedItem, rejection: Rejection) -> SyncerError:
+    """Returns the error for a push that the log does not admit; it names the delta that has the place of this one."""
+    if rejection.reason != "BASE_REPEATED":
+        return from_rejection(rejection)
+    other = replica.state.bases[header.session, header.fragment, header.base_version]
+    return from_rejection(rejection, delta_id=other)

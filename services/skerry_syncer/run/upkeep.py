@@ -27,9 +27,7 @@ from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
 _LOOK_S: Final = 5.0  # between looks whether there is something to do, which cost nothing
-# The share of the event loop's time that is spent on that where a run's history is long.
-_LOOK_SHARE: Final = 0.01
-# Of drafts since their newest object, and of orphaned parts. Longer than any creation or push takes.
+# Of drafts since their newest object, of orphaned parts and of leases. Longer than any creation or push takes.
 _LITTER_AGE_S: Final = 86_400.0
 
 
@@ -41,13 +39,10 @@ async def keep_small(
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
-        is_full, now_s = run.blobs.is_full, clock.monotonic_s()
-        if is_full or now_s >= due_s:
-            is_due = _may_collect(log) and (is_full or retention.is_due(log.state))
-            took_s = clock.monotonic_s() - now_s
-            if is_due:
-                await attempt(_collect(run, is_full=is_full), "collection failed")
-            due_s = clock.monotonic_s() + max(settings.collection_look_s, took_s / _LOOK_SHARE)
+        if run.blobs.is_full or clock.monotonic_s() >= due_s:
+            if _may_collect(log) and (run.blobs.is_full or retention.is_due(log.state)):
+                await attempt(_collect(run), "collection failed")
+            due_s = clock.monotonic_s() + settings.collection_look_s
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
@@ -56,8 +51,8 @@ def _may_collect(log: RunLog) -> bool:
     return log.state.status is not RunStatus.DRAFT
 
 
-async def _collect(run: Run, *, is_full: bool) -> None:
-    log = run.log
+async def _collect(run: Run) -> None:
+    log, is_full = run.log, run.blobs.is_full
     now_unix_s = await store_unix_s(log.objects, log.entropy)
     went = await collect(log, Retention.of(log.state.policy), now_unix_s=now_unix_s)
     run.blobs.is_full = False  # until the next blob finds no space
@@ -95,6 +90,9 @@ async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Aw
 
 
 async def _collect_litter(log: RunLog, now_unix_s: float) -> None:
+    """Deletes what a crash or an unfinished push left, and the leases of learners that have long been gone."""
+    folder, before = f"{log.prefix}/learners", now_unix_s - _LITTER_AGE_S
+    await log.objects.delete([i.name async for i in log.objects.list(folder) if i.modified_at_unix_s < before])
     only = frozenset({Why.LITTER, Why.CONDEMNED})
     went = await collect(log, Retention.of(log.state.policy), now_unix_s=now_unix_s, only=only)
     if went.victims:

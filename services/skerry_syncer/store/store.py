@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import operator
+from collections.abc import Sequence
 from typing import Any, Final
 
 from skerry.runtime.clock import Clock
@@ -228,8 +229,8 @@ class Store:
             await self.objects.sync_parent(_name_path(name, len(history)))
         return history
 
-    async def list_runs(self) -> list[tuple[str, str]]:
-        """Returns (name, uid) of every run that has a name, in order of names.
+    async def list_runs(self, names: Sequence[str] | None = None) -> list[tuple[str, str]]:
+        """Returns (name, uid) of every run that has a name, or of those of `names` that have one, in order.
 
         Runs whose name can't be read, and folders that are not runs, are left out.
         """
@@ -244,7 +245,7 @@ class Store:
                     return None
                 return history[-1] if history else None
 
-        names = await self.objects.folders("runs")
+        names = await self.objects.folders("runs") if names is None else names
         uids = await asyncio.gather(*(uid_of(name) for name in names))
         return [(name, uid) for name, uid in zip(names, uids, strict=True) if uid is not None]
 

@@ -1,4 +1,4 @@
-"""Abandoned drafts and parts of deltas that never completed expire by themselves, and nothing else does."""
+"""Abandoned drafts, parts of deltas that never completed and old leases expire by themselves, and nothing else."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
         learner = await attached(stubs, run)
         old_delta = await abandon_part(stubs, learner)
         before = await pull(stubs, run, "body")
+        await attached(stubs, run, "gone")
+        async with asyncio.timeout(20):
+            while not files(store, "/learners/gone/"):
+                await asyncio.sleep(0.1)
     for path in files(store, "runs"):
         os.utime(path, (time.time() - TWO_DAYS_S,) * 2)
     async with serving(open_objects(store.as_uri()), settings) as server, connected(server.port) as stubs:
@@ -63,7 +67,7 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
         await learner.attach()
         young_delta = await abandon_part(stubs, learner)
         async with asyncio.timeout(20):
-            while files(store, old_draft) or files(store, old_delta):
+            while files(store, old_draft) or files(store, old_delta) or files(store, "/learners/gone/"):
                 await asyncio.sleep(0.1)
         assert files(store, young_draft)
         assert files(store, young_delta)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -20,6 +22,11 @@ _PIPE_WIDTH: Final = 160
 def as_json(function: Callable[..., R]) -> Callable[..., R]:
     """Gives a command the flag `--json`."""
     return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
+
+
+def json_line(values: object) -> str:
+    """Returns JSON values as one line of ASCII; a number that is not finite, such as a loss that diverged, is null."""
+    return json.dumps(json.loads(msgspec.json.encode(values)), separators=(",", ":"))
 
 
 def console() -> Console:

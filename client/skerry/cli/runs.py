@@ -16,9 +16,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from skerry import RunsClient
-from skerry.cli import plain, policy_text
+from skerry.cli import policy_text
 from skerry.cli.connection import UID, with_client, with_run
-from skerry.cli.console import as_json, console, count_text, shown_progress, size_text, table
+from skerry.cli.console import as_json, console, count_text, json_line, shown_progress, size_text, table
 from skerry.cli.watch_state import learner_state, status_word, unmerged_text
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
@@ -26,6 +26,7 @@ from skerry.runtime.options import INPUT_FILE, Count, Parsed
 from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import LearnerStatus, Run, Tensor
 from skerry.wire.layout import check_name
+from skerry.wire.messages import to_values
 from skerry.wire.policy import Policy
 
 # What a command says: as JSON values, and in parts for a person.
@@ -51,7 +52,7 @@ def _printing(function: Callable[..., Answer]) -> Callable[..., None]:
     def command(*args: Any, is_json: bool, **kwargs: Any) -> None:
         values, parts = function(*args, **kwargs)
         if is_json:
-            click.echo(plain.to_line(values))
+            click.echo(json_line(values))
             return
         for part in parts:
             if isinstance(part, str):
@@ -107,7 +108,7 @@ def show(client: RunsClient, run: str) -> Answer:
     answer = client.get_run(run)
     learners = (_learners(answer.learners), *_unmerged(answer.learners))
     policy_now = policy_of(answer.run.policy, Policy())
-    return plain.to_json(answer), [*_run_parts(answer.run), *learners, "", _policy(policy_now)]
+    return to_values(answer), [*_run_parts(answer.run), *learners, "", _policy(policy_now)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
@@ -136,7 +137,7 @@ def versions(client: RunsClient, run: str, *, fragment: str, limit: int) -> Answ
             "yes" if record.has_snapshot else "",
             "abandoned" if record.is_abandoned else "",
         )
-    return [plain.to_json(record) for record in records], [rows]
+    return [to_values(record) for record in records], [rows]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs create gemma --weights initial.safetensors --set quorum_count=2")
@@ -255,7 +256,7 @@ def rollback(client: RunsClient, *, run: str, position: int) -> Answer:
 
 def _summary(run: Run) -> dict[str, object]:
     """Returns a run as JSON values, with counts in place of its tensors and fragments."""
-    values = plain.to_json(run)
+    values = to_values(run)
     values["parameter_count"] = _parameter_count(run.tensors)
     values["fragment_count"] = len(run.fragments)
     del values["tensors"], values["fragments"]

@@ -14,9 +14,8 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from skerry import RunsClient
-from skerry.cli import plain
 from skerry.cli.connection import with_client, with_run
-from skerry.cli.console import as_json, console
+from skerry.cli.console import as_json, console, json_line
 from skerry.cli.watch_state import EventLine, WatchState
 from skerry.cli.watch_view import draw
 from skerry.errors import RunNotFoundError, error_of, is_transient
@@ -25,6 +24,7 @@ from skerry.runtime.options import Count, Number
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.types_pb2 import Event
+from skerry.wire.messages import to_values
 
 _REDRAWS_PER_S: Final = 4
 _RETRY: Final = RetrySettings(attempt_count=None, first_wait_s=0.5)
@@ -84,7 +84,7 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
     if is_json:
         for message in follower.messages():
             key = "event" if isinstance(message, Event) else "start"
-            click.echo(plain.to_line({key: plain.to_json(message)}))
+            click.echo(json_line({key: to_values(message)}))
     elif not screen.is_terminal:
         for line in follower.lines():
             click.echo(f"{line.position} {line.kind}: {line.text}")
@@ -219,7 +219,7 @@ def _add_versions(client: RunsClient, state: WatchState) -> None:
 def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
     answer = client.get_run(run)
     if is_json:
-        click.echo(plain.to_line(plain.to_json(answer)))
+        click.echo(json_line(to_values(answer)))
         return
     state = WatchState()
     state.apply(WatchStart(run=answer.run, learners=answer.learners), 0.0)

@@ -5,25 +5,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as v1
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES, FragmentLayout, TensorSpec, check_name
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
 
-E = TypeVar("E", bound=StrEnum)
+M = TypeVar("M", bound=Message)
 
+UNSPECIFIED: Final = "unspecified"
 # Pins, and merge rules of fragments, of one message.
 _MOST_ENTRIES: Final = 1000
 # Of the tensors and fragments of a run, as messages: more is packed. Names of experts take a thirtieth then.
@@ -33,21 +34,98 @@ _MOST_LAYOUT_BYTES: Final = 2**26
 MIN_BLOCK: Final = 16
 MAX_BLOCK: Final = 4096
 
-# Fields of Policy that its message has under the same name and as the same kind of number.
-_PLAIN_FIELDS: Final = tuple(
-    entry.name for entry in dataclasses.fields(Policy) if "range" in entry.metadata and entry.name != "lease_term_s"
-)
+
+def to_values(message: Message) -> dict[str, Any]:
+    """Returns the fields of a message as plain values; those that are absent are left out.
+
+    An enum value is its name as a word, "warm-up" for OUTER_SCHEDULE_WARM_UP, or its number if this version does not
+    know it. Durations are seconds under a name that ends in `_s`, timestamps ISO 8601, bytes hexadecimal.
+    """
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value: Any = getattr(message, field.name)
+        if isinstance(value, Duration):
+            values[f"{field.name}_s"] = value.seconds + value.nanos / 1e9
+        elif isinstance(value, MutableMapping):
+            enum = _item_enum(field)
+            values[field.name] = {key: _to_value(enum, item) for key, item in value.items()}
+        elif isinstance(value, MutableSequence):
+            values[field.name] = [_to_value(field.enum_type, item) for item in value]
+        else:
+            values[field.name] = _to_value(field.enum_type, value)
+    return values
+
+
+def _to_value(enum: Any, value: Any) -> Any:
+    if enum is not None:
+        return enum_word(enum, value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Timestamp):
+        return value.ToJsonString()
+    return to_values(value) if isinstance(value, Message) else value
+
+
+def fill(message: M, values: Mapping[str, Any]) -> M:
+    """Sets fields of a message from what `to_values` gives of one, or from members of enums; returns the message.
+
+    None leaves a field absent. Bytes and timestamps are not set.
+    """
+    fields = message.DESCRIPTOR.fields_by_name
+    for name, value in values.items():
+        if value is None:
+            continue
+        field = fields[name if name in fields else name.removesuffix("_s")]
+        target: Any = getattr(message, field.name)
+        if isinstance(target, Duration):
+            target.FromNanoseconds(round(value * 1e9))
+        elif isinstance(target, MutableMapping):
+            enum = _item_enum(field)
+            target.update({key: _number(enum, word) for key, word in value.items()})
+        elif isinstance(target, MutableSequence):
+            target.extend(value)
+        elif isinstance(target, Message):
+            target.SetInParent()
+            fill(target, value)
+        else:
+            setattr(message, field.name, value if field.enum_type is None else _number(field.enum_type, value))
+    return message
+
+
+def enum_word(enum: Any, number: int) -> str:
+    """Returns the word for a number of an enum's descriptor: "open" for RUN_STATUS_OPEN; the number if it has none."""
+    value = enum.values_by_number.get(number)
+    return str(number) if value is None else value.name.removeprefix(_prefix(enum)).lower().replace("_", "-")
+
+
+def _number(enum: Any, word: str) -> int:
+    number: int = enum.values_by_name[_prefix(enum) + word.upper().replace("-", "_")].number
+    return number
+
+
+def _item_enum(field: Any) -> Any:
+    """Returns the descriptor of the enum of a map's values, if they are of one."""
+    return field.message_type.fields_by_name["value"].enum_type
+
+
+def _prefix(enum: Any) -> str:
+    prefix: str = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return prefix
+
+
+def enum_to_message(enum: Any, member: StrEnum) -> Any:
+    """Returns the value of a message's enum that has the member's name."""
+    return _number(enum.DESCRIPTOR, member)
 
 
 def encoding_to_message(encoding: Encoding) -> v1.Encoding:
     """Returns the encoding as a message."""
-    has_blocks = encoding.codec.has_blocks
-    return v1.Encoding(
-        codec=enum_to_message(v1.Codec, encoding.codec),
-        block=encoding.block if has_blocks else 0,
-        vector_codec=enum_to_message(v1.Codec, encoding.vector_codec if has_blocks else encoding.codec),
-        compressor=enum_to_message(v1.Compressor, encoding.compressor),
-    )
+    message = fill(v1.Encoding(), vars(encoding))
+    if not encoding.codec.has_blocks:
+        message.block, message.vector_codec = 0, message.codec
+    return message
 
 
 def encoding_from_message(message: v1.Encoding) -> Encoding:
@@ -56,15 +134,14 @@ def encoding_from_message(message: v1.Encoding) -> Encoding:
     Raises:
         ValueError: a codec or compressor that is not known, or a block size out of its range.
     """
-    codec = _member(v1.Codec, Codec, message.codec)
-    vector_codec = _member(v1.Codec, Codec, message.vector_codec or message.codec)
+    codec = Codec(enum_word(v1.Codec.DESCRIPTOR, message.codec))
     if codec.has_blocks and not MIN_BLOCK <= message.block <= MAX_BLOCK:
         raise ValueError(f"block size is out of range. low={MIN_BLOCK}, high={MAX_BLOCK}, actual={message.block}")
     return Encoding(
         codec=codec,
         block=message.block if codec.has_blocks else Encoding.block,
-        vector_codec=vector_codec,
-        compressor=_member(v1.Compressor, Compressor, message.compressor or v1.COMPRESSOR_NONE),
+        vector_codec=Codec(enum_word(v1.Codec.DESCRIPTOR, message.vector_codec or message.codec)),
+        compressor=Compressor(enum_word(v1.Compressor.DESCRIPTOR, message.compressor or v1.COMPRESSOR_NONE)),
     )
 
 
@@ -73,27 +150,11 @@ def policy_to_message(policy: Policy, *, has_derived: bool = True) -> v1.Policy:
 
     With `has_derived` false a tau that follows from H is left out, so that it goes on following it.
     """
-    message = v1.Policy(
-        outer=v1.OuterOptimizer(
-            name=policy.outer.name,
-            learning_rate=policy.outer.learning_rate,
-            momentum=policy.outer.momentum,
-            schedule=enum_to_message(v1.OuterSchedule, policy.outer.schedule),
-        ),
-        merge=enum_to_message(v1.MergeRule, policy.merge),
-        merge_by_fragment={
-            name: enum_to_message(v1.MergeRule, rule) for name, rule in policy.merge_by_fragment.items()
-        },
-        delta_encoding=encoding_to_message(policy.delta_encoding),
-        update_encoding=encoding_to_message(policy.update_encoding),
-        pinned_positions=policy.pinned_positions,
-    )
-    for name in _PLAIN_FIELDS:
-        if (value := getattr(policy, name)) is not None:
-            setattr(message, name, value)
+    message = fill(v1.Policy(), policy.to_json())
+    message.delta_encoding.CopyFrom(encoding_to_message(policy.delta_encoding))
+    message.update_encoding.CopyFrom(encoding_to_message(policy.update_encoding))
     if has_derived:
         message.delay_step_count = policy.tau
-    message.lease_term.FromTimedelta(timedelta(seconds=policy.lease_term_s))
     return message
 
 
@@ -108,73 +169,20 @@ def policy_from_message(message: v1.Policy, base: Policy) -> Policy:
     """
     if max(len(message.pinned_positions), len(message.merge_by_fragment)) > _MOST_ENTRIES:
         raise ValueError(f"too many pinned positions or merge rules. limit={_MOST_ENTRIES}")
-    is_set = {field.name for field, _ in message.ListFields()}
-    changes: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS if name in is_set}
-    if message.HasField("outer"):
-        changes["outer"] = OuterOptimizer(
-            name=OuterName(message.outer.name or OuterOptimizer.name),
-            learning_rate=message.outer.learning_rate,
-            momentum=message.outer.momentum,
-            schedule=_member(v1.OuterSchedule, OuterSchedule, message.outer.schedule or v1.OUTER_SCHEDULE_WARM_UP),
-        )
-    if message.merge != v1.MERGE_RULE_UNSPECIFIED:
-        changes["merge"] = _member(v1.MergeRule, MergeRule, message.merge)
-    if message.merge_by_fragment:
-        changes["merge_by_fragment"] = _merge_rules(message.merge_by_fragment, base.merge_by_fragment)
-    if message.pinned_positions:
-        pins = {*base.pinned_positions, *(at for at in message.pinned_positions if at > 0)}
-        changes["pinned_positions"] = tuple(sorted(pins - {-at for at in message.pinned_positions}))
-    if message.HasField("delta_encoding"):
-        changes["delta_encoding"] = encoding_from_message(message.delta_encoding)
-    if message.HasField("update_encoding"):
-        changes["update_encoding"] = encoding_from_message(message.update_encoding)
-    if message.HasField("lease_term"):
-        # Not by way of a timedelta, which fails on what the policy refuses.
-        changes["lease_term_s"] = message.lease_term.seconds + message.lease_term.nanos / 1e9
-    return dataclasses.replace(base, **changes)
+    changes = _specified(to_values(message))
+    for name in ("delta_encoding", "update_encoding"):
+        if name in changes:
+            changes[name] = encoding_from_message(getattr(message, name))
+    if "outer" in changes:
+        changes["outer"] = _specified(changes["outer"])
+    changes["merge_by_fragment"] = _specified({**base.merge_by_fragment, **changes["merge_by_fragment"]})
+    pins = {*base.pinned_positions, *message.pinned_positions}
+    changes["pinned_positions"] = sorted(position for position in pins if position > 0 and -position not in pins)
+    return Policy.from_json({**base.to_json(), **changes})
 
 
-def _merge_rules(
-    changes: Mapping[str, v1.MergeRule.ValueType], base: Mapping[str, MergeRule]
-) -> Mapping[str, MergeRule]:
-    rules = dict(base)
-    for fragment, value in sorted(changes.items()):
-        if value == v1.MERGE_RULE_UNSPECIFIED:
-            rules.pop(fragment, None)
-        else:
-            rules[fragment] = _member(v1.MergeRule, MergeRule, value)
-    return rules
-
-
-def _member(enum: Any, kind: type[E], number: int) -> E:
-    member = enum_from_message(enum, kind, number)
-    if member is None:
-        name = _prefix(enum).rstrip("_").replace("_", " ").lower()
-        raise ValueError(f"{name} is not offered. value={number}, known={[str(one) for one in kind]}")
-    return member
-
-
-def enum_to_message(enum: Any, member: StrEnum) -> Any:
-    """Returns the value of a message's enum that has the member's name."""
-    return enum.Value(_prefix(enum) + member.name)
-
-
-def enum_word(enum: Any, number: int) -> str:
-    """Returns the word for a number of an enum's descriptor: "open" for RUN_STATUS_OPEN; "unspecified" if not known."""
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    value = enum.values_by_number.get(number, enum.values_by_number[0])
-    return str(value.name.removeprefix(prefix).lower())
-
-
-def enum_from_message(enum: Any, kind: type[E], number: int) -> E | None:
-    """Returns the member of `kind` that has the name of a message's value; None: it has none."""
-    name = enum.Name(number).removeprefix(_prefix(enum)) if number in enum.values() else ""
-    return kind.__members__.get(name)
-
-
-def _prefix(enum: Any) -> str:
-    prefix: str = enum.Name(0).removesuffix("UNSPECIFIED")
-    return prefix
+def _specified(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in ("", UNSPECIFIED)}
 
 
 def layouts_to_messages(

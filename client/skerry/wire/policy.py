@@ -39,31 +39,31 @@ def _ranged(default: Any, low: float, high: float) -> Any:
     return field(default=default, metadata={"range": (low, high)})
 
 
-def _check_ranges(values: Any, prefix: str = "") -> None:
-    """Checks every field that declares a range.
+def _check(values: Any, prefix: str = "") -> None:
+    """Checks every field: those that declare a range by it, the others by the type of their default.
 
     Raises:
-        ValueError: a field is out of its range, or a count is not a whole number; the message names it.
+        ValueError: a field is out of its range, or of another type; the message names it.
     """
     for entry in dataclasses.fields(values):
-        value = getattr(values, entry.name)
-        if "range" not in entry.metadata or value is entry.default is None:
+        name, value = f"{prefix}{entry.name}", getattr(values, entry.name)
+        if "range" not in entry.metadata:
+            has_factory = entry.default is dataclasses.MISSING
+            kind: Any = entry.default_factory if has_factory else type(entry.default)
+            if not isinstance(value, kind):
+                raise ValueError(f"policy field must be a {kind.__name__}. field={name}, value={value!r}")
             continue
-        name, (low, high) = f"{prefix}{entry.name}", entry.metadata["range"]
+        if value is entry.default is None:
+            continue
+        low, high = entry.metadata["range"]
         is_flag = isinstance(entry.default, bool)
         if isinstance(value, bool) is not is_flag or not hasattr(value, "__float__"):
-            kind = "true or false" if is_flag else "a number"
-            raise ValueError(f"policy field must be {kind}. field={name}, value={value!r}")
+            wanted = "true or false" if is_flag else "a number"
+            raise ValueError(f"policy field must be {wanted}. field={name}, value={value!r}")
         if name.endswith("_count") and not hasattr(value, "__index__"):
             raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
         if not low <= value <= high:
             raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
-
-
-def _check_known(name: str, value: object, kind: type[StrEnum]) -> None:
-    if value not in kind.__members__.values():
-        known = ", ".join(kind.__members__.values())
-        raise ValueError(f"policy field has a value that is not known. field={name}, value={value!r}, known={known}")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class OuterOptimizer:
     learning_rate: float = _ranged(0.8, 1e-9, 4)
     momentum: float = _ranged(0.8, 0, 0.9999)
     schedule: OuterSchedule = OuterSchedule.WARM_UP
+
+    def __post_init__(self) -> None:
+        """Checks every field, as `Policy` does."""
+        _check(self, "outer.")
 
 
 # 4 bits both ways; blocks of 256 cost an eighth of a bit for their scales, and no loss (docs/learning.md).
@@ -106,31 +110,20 @@ class Policy:
     enrols_by_run: bool = _ranged(False, False, True)
 
     def __post_init__(self) -> None:
-        """Checks every range.
+        """Checks every field.
 
         Raises:
-            ValueError: a field is out of its range; the message names it.
+            ValueError: a field is out of its range, or of another type; the message names it.
         """
-        _check_ranges(self)
-        for name, value, kind in (
-            ("outer", self.outer, OuterOptimizer),
-            ("delta_encoding", self.delta_encoding, Encoding),
-            ("update_encoding", self.update_encoding, Encoding),
-            ("merge_by_fragment", self.merge_by_fragment, Mapping),
-            ("pinned_positions", self.pinned_positions, tuple),
-        ):
-            if not isinstance(value, kind):
-                raise ValueError(f"policy field must be a {kind.__name__}. field={name}, value={value!r}")  # noqa: TRY004 - of a field, as any other
-        _check_known("merge", self.merge, MergeRule)
-        for rule in self.merge_by_fragment.values():
-            _check_known("merge_by_fragment", rule, MergeRule)
-        _check_known("outer.name", self.outer.name, OuterName)
-        _check_known("outer.schedule", self.outer.schedule, OuterSchedule)
+        _check(self)
+        if not all(isinstance(rule, MergeRule) for rule in self.merge_by_fragment.values()):
+            raise ValueError(
+                f"policy field must have merge rules. field=merge_by_fragment, value={self.merge_by_fragment}"
+            )
         if not all(hasattr(position, "__index__") and position >= 0 for position in self.pinned_positions):
             raise ValueError(
                 f"policy field must have log positions. field=pinned_positions, value={self.pinned_positions}"
             )
-        _check_ranges(self.outer, "outer.")
         if 0 < self.quarantine_ratio <= 1:
             raise ValueError(f"quarantine_ratio must be 0 or above 1. value={self.quarantine_ratio}")
 
@@ -153,8 +146,10 @@ class Policy:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any], *, is_text: bool = False) -> Self:
         """Returns the policy that `to_json` gave; fields that are absent take their defaults.
+
+        With `is_text` numbers and flags may be strings.
 
         Raises:
             ValueError: an unknown field, one out of range, or values that are no policy's.
@@ -164,4 +159,4 @@ class Policy:
         unknown = values.keys() - {entry.name for entry in dataclasses.fields(cls)}
         if unknown:
             raise ValueError(f"policy field is not known. fields={sorted(unknown)}")
-        return msgspec.convert(dict(values), cls)
+        return msgspec.convert(dict(values), cls, strict=not is_text)

@@ -18,30 +18,31 @@ from skerry_syncer.store.log.state import FragmentState, RunState
 # Of the tokens of the largest learner's delta: a learner that brought less is not waited for.
 _SMALL_SHARE: Final = 0.4
 
-
 # The longest duration that a learner may report. A larger value means a wrong clock, and may not fit a Duration.
-LONGEST_S: Final = 365 * 86_400
+_LONGEST_S: Final = 365 * 86_400
 # What the messages can hold; another replica's advice has no other numbers either.
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_Duration = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
+_Reason = Annotated[str, msgspec.Meta(pattern=r"\A[A-Z0-9_]{0,64}\Z")]
 
 
 @dataclass(frozen=True)
 class LearnerReport:
     """A learner's own figures; specified in `skerry/v1/types.proto`."""
 
-    step_count: _Int64 = 0
-    token_count: _Int64 = 0
+    step_count: _Count = 0
+    token_count: _Count = 0
     step_time_s: _Duration = 0.0  # 0: not known
     loss: float | None = None
-    sent_bytes: _Int64 = 0
-    received_bytes: _Int64 = 0
+    sent_bytes: _Count = 0
+    received_bytes: _Count = 0
     adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
     stall_time_s: _Duration = 0.0
     is_flushing: bool = False  # it has stopped training and sends its last work
-    unsent_step_count: _Int64 = 0
-    problem: str = ""
-    dropped_step_count: _Int64 = 0
+    unsent_step_count: _Count = 0
+    problem: _Reason = ""
+    dropped_step_count: _Count = 0
 
     @property
     def token_rate(self) -> float:

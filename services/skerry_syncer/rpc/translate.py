@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from google.protobuf.duration_pb2 import Duration
+import msgspec
 
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import (
@@ -15,22 +14,19 @@ from skerry.wire.messages import (
     layouts_to_messages,
     pack_layout,
     policy_to_message,
-    tensor_from_message,
+    to_values,
     untrained_to_messages,
 )
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
-from skerry_syncer.rounds.membership import LONGEST_S, LearnerReport, MembershipView, participants
-from skerry_syncer.run.events import REPORTED_AS_THEY_ARE, fate_message, learner_message, version_message
+from skerry_syncer.rounds.membership import LearnerReport, MembershipView, participants
+from skerry_syncer.run.events import fate_message, learner_message, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState, VersionState
 
-# Tensors up to which it is said which ones differ where a learner has another number of them than the run.
-_MOST_COMPARED: Final = 10_000
 # Learners of one answer: a message holds some thousands.
 _MOST_LISTED: Final = 256
-_REASON_PATTERN: Final = "[A-Z0-9_]{0,64}"
 # Of the learners in an answer, beside the run's tensors.
 _MOST_LEARNER_BYTES: Final = 2**19
 # By the state of an open run: with many tensors it takes long to make.
@@ -100,20 +96,12 @@ def fragment_of(state: RunState, name: str) -> FragmentState:
 
 def check_tensors(spec: RunSpec, tensors: Sequence[types_pb2.Tensor]) -> None:
     """Raises SHAPE_MISMATCH if a learner's tensors are not those of the run."""
-    count = sum(len(layout.tensors) for layout in spec.fragments)
-    if len(tensors) != count and max(len(tensors), count) > _MOST_COMPARED:
-        raise SyncerError("SHAPE_MISMATCH", f"the number of tensors differs. given={len(tensors)}, run={count}")
-    try:
-        given = {tensor.name: tensor_from_message(tensor).shape for tensor in tensors}
-    except ValueError as error:
-        raise SyncerError("SHAPE_MISMATCH", str(error)) from error
-    wanted = {tensor.name: tensor.shape for layout in spec.fragments for tensor in layout.tensors}
-    if given != wanted or len(given) != len(tensors):
-        odd = sorted(name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name))
-        raise SyncerError(
-            "SHAPE_MISMATCH",
-            f"tensors differ from the run's. (name, given, run)={[(n, given.get(n), wanted.get(n)) for n in odd[:5]]}",
-        )
+    theirs = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+    ours = {tensor.name: tensor.shape for layout in spec.fragments for tensor in layout.tensors}
+    if theirs != ours or len(theirs) != len(tensors):
+        odd = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        shown = [(name[:80], theirs.get(name), ours.get(name)) for name in odd[:5]]
+        raise SyncerError("SHAPE_MISMATCH", f"tensors differ from the run's. (name, learner's, run's)={shown}")
 
 
 def header_from_message(message: exchange_pb2.PushHeader) -> AcceptedItem:
@@ -141,29 +129,14 @@ def report_from_message(message: types_pb2.LearnerReport, fragments: Collection[
     Raises:
         SyncerError: BAD_REQUEST.
     """
-    counts = ("step_count", "token_count", "unsent_step_count", "dropped_step_count")
-    for field in (*counts, "sent_bytes", "received_bytes"):
-        if getattr(message, field) < 0:
-            raise bad_request(f"{field} must not be negative. {field}={getattr(message, field)}")
-    if re.fullmatch(_REASON_PATTERN, message.problem) is None:
-        raise bad_request(f"problem must be a reason: {_REASON_PATTERN}. problem={message.problem[:80]!r}")
-    names = [one.fragment for one in message.adopted[: len(fragments) + 1]]  # there may be millions
+    names = [version.fragment for version in message.adopted[: len(fragments) + 1]]  # there may be millions
     if len(set(names)) != len(names) or any(name not in fragments for name in names):
         raise bad_request("adopted names a fragment twice, or a fragment that the run does not have")
-    return LearnerReport(
-        step_time_s=_seconds(message.step_time, "step_time"),
-        stall_time_s=_seconds(message.stall_time, "stall_time"),
-        loss=message.loss if message.HasField("loss") else None,
-        adopted=tuple((one.fragment, one.version) for one in message.adopted),
-        **{name: getattr(message, name) for name in REPORTED_AS_THEY_ARE},
-    )
-
-
-def _seconds(message: Duration, field: str) -> float:
-    seconds = message.seconds + message.nanos / 1e9
-    if not 0 <= seconds <= LONGEST_S:
-        raise bad_request(f"{field} must be 0 to {LONGEST_S} s. seconds={seconds}")
-    return seconds
+    adopted = [(version.fragment, version.version) for version in message.adopted]
+    try:
+        return msgspec.convert({**to_values(message), "adopted": adopted}, LearnerReport)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the report has a value that is not legal. cause={error}") from error
 
 
 def plan_message(fragment: FragmentState, plan: PullPlan, position: int) -> exchange_pb2.PullPlan:

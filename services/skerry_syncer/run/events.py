@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
-from skerry.wire.messages import enum_to_message, policy_to_message
+from skerry.wire.messages import enum_to_message, fill, policy_to_message
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.membership import LearnerReport, LearnerView
 from skerry_syncer.store.log.entries import (
@@ -36,18 +36,6 @@ from skerry_syncer.store.log.entries import (
     StatusItem,
 )
 from skerry_syncer.store.log.state import DeltaState, LearnerState, Outcome, RunState
-
-# The fields of a learner's report that are the same in a message and here.
-REPORTED_AS_THEY_ARE: Final = (
-    "step_count",
-    "token_count",
-    "sent_bytes",
-    "received_bytes",
-    "is_flushing",
-    "unsent_step_count",
-    "problem",
-    "dropped_step_count",
-)
 
 
 def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
@@ -146,16 +134,10 @@ def learner_message(known: LearnerState, seen: LearnerView, *, is_participating:
             for reason, count in reasons.items()
         ],
     )
-    report = seen.report
-    if report != LearnerReport():
-        message.report.CopyFrom(
-            v1.LearnerReport(
-                step_time=duration_message(report.step_time_s),
-                stall_time=duration_message(report.stall_time_s),
-                loss=report.loss,
-                adopted=[v1.FragmentVersion(fragment=name, version=number) for name, number in report.adopted],
-                **{name: getattr(report, name) for name in REPORTED_AS_THEY_ARE},
-            )
+    if seen.report != LearnerReport():
+        values = {name: value for name, value in vars(seen.report).items() if name != "adopted"}
+        fill(message.report, values).adopted.extend(
+            v1.FragmentVersion(fragment=name, version=number) for name, number in seen.report.adopted
         )
     return message
 

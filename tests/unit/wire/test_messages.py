@@ -19,6 +19,7 @@ from skerry.wire.messages import (
     pack_layout,
     policy_from_message,
     policy_to_message,
+    to_values,
     unpack_layout,
 )
 from skerry.wire.policy import MergeRule, OuterOptimizer, OuterSchedule, Policy
@@ -52,6 +53,36 @@ policies = st.builds(
 )
 
 
+def test_what_a_message_leaves_out_is_left_out_and_what_is_at_its_default_is_there() -> None:
+    assert to_values(v1.LearnerStatus(learner_id="us")) == {
+        "learner_id": "us",
+        "region": "",
+        "is_live": False,
+        "is_participating": False,
+        "has_left": False,
+        "fates": [],
+    }
+    assert to_values(v1.Event(position=7)) == {"position": 7}
+
+
+def test_values_are_words_seconds_hexadecimal_and_iso_times() -> None:
+    version = v1.FragmentVersion(fragment="head", version=3, digest=b"\x01\xff")
+    policy = v1.Policy(merge_by_fragment={"head": v1.MERGE_RULE_MEAN}, pinned_positions=[4])
+    policy.lease_term.FromMilliseconds(2500)
+    run = v1.Run(status=v1.RUN_STATUS_CLOSING, versions=[version], policy=policy)
+    run.created_at.FromSeconds(1_790_000_000)
+    values = to_values(run)
+    assert (values["status"], values["created_at"]) == ("closing", "2026-09-21T14:13:20Z")
+    assert values["versions"] == [{"fragment": "head", "version": 3, "digest": "01ff"}]
+    assert values["policy"] == {
+        "merge": "unspecified",
+        "merge_by_fragment": {"head": "mean"},
+        "lease_term_s": 2.5,
+        "pinned_positions": [4],
+    }
+    assert to_values(v1.Run(status=99))["status"] == "99", "a later version's"  # type: ignore[arg-type]  # from the wire
+
+
 @given(policies)
 def test_a_policy_survives_its_message(policy: Policy) -> None:
     assert policy_from_message(policy_to_message(policy, has_derived=False), Policy()) == policy
@@ -77,6 +108,7 @@ def test_merge_rules_change_fragment_by_fragment() -> None:
         v1.Policy(inner_step_count=0),
         v1.Policy(outer=v1.OuterOptimizer(learning_rate=0.0)),
         v1.Policy(outer=v1.OuterOptimizer(name="adam", learning_rate=0.5)),
+        v1.Policy(merge=99),  # type: ignore[arg-type]  # a later version's
         v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_INT4, block=8)),
         v1.Policy(delta_encoding=v1.Encoding(codec=v1.CODEC_UNSPECIFIED)),
     ],

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Final, NoReturn
 
 from skerry.runtime.clock import Clock
@@ -22,7 +24,6 @@ from skerry_syncer.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from skerry_syncer.store.log.appends import Sent, Waiter
 from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
     Entry,
@@ -51,6 +52,26 @@ class AppendTooLargeError(ValueError):
     """The items are too large for one entry, whatever else waits; nothing was written."""
 
 
+@dataclass
+class _Append:
+    """Items whose caller waits for their outcomes."""
+
+    items: tuple[Item, ...]
+    size_bytes: int
+    answer: asyncio.Future[tuple[Outcome, ...]]
+    make: Callable[[RunState], Item] | None  # makes the only item anew, for the state that its entry follows
+
+
+@dataclass
+class _Sent:
+    """An entry that was sent to the store and may or may not have landed."""
+
+    position: int
+    write_id: str
+    data: bytes
+    outcomes: tuple[Outcome, ...] | None = None  # of its items, once it is folded
+
+
 class RunLog:
     """One run's log, folded. Safe for concurrent use by tasks of one loop. A process must have one object per run.
 
@@ -77,22 +98,17 @@ class RunLog:
         self._clock = clock
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)
-        self._waiting: deque[Waiter] = deque()
-        self._in_doubt: Sent | None = None
-        self._outcomes: tuple[Outcome, ...] | None = None  # what the fold made of the entry in doubt
+        self._waiting: list[_Append] = []
+        self._in_doubt: _Sent | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._subscribers: dict[object, Subscriber] = {}
+        self._subscribers: list[Subscriber] = []
         self._tail_lock = asyncio.Lock()
         self._tails_begun = self._tails_ended = 0
-        self._failure: LogCorruptError | None = None
+        # Why this object stopped reading and writing, if it did. It stays stopped, even if the store is repaired.
+        self.failure: LogCorruptError | None = None
         self._anchor = known or (self.state.position, self.state.head_digest)
         self._anchor_checked_at = clock.monotonic_s() if known is None else -math.inf
         self._age_s, self._aged_at_s = self.state.age_s, clock.monotonic_s()
-
-    @property
-    def failure(self) -> LogCorruptError | None:
-        """Why this object stopped reading and writing, if it did. It stays stopped, even if the store is repaired."""
-        return self._failure
 
     @property
     def known(self) -> tuple[int, str]:
@@ -146,11 +162,11 @@ class RunLog:
         if size > MAX_APPEND_BYTES:
             raise AppendTooLargeError(f"append is too large for one entry. size_bytes={size}, limit={MAX_APPEND_BYTES}")
         loop = asyncio.get_running_loop()
-        waiter = Waiter(items, size, loop.create_future(), make)
-        self._waiting.append(waiter)
+        append = _Append(items, size, loop.create_future(), make)
+        self._waiting.append(append)
         if self._writing is None or self._writing.done():
             self._writing = loop.create_task(self._write_waiting(), name=f"log-writer {self.spec.name}")
-        return await waiter.answer
+        return await append.answer
 
     async def tail(self) -> int:
         """Folds at least every entry that is in the log at the call, and returns the position reached.
@@ -187,9 +203,8 @@ class RunLog:
 
         The callback must not block and must not raise.
         """
-        key = object()
-        self._subscribers[key] = callback
-        return lambda: self._subscribers.pop(key, None)
+        self._subscribers.append(callback)
+        return partial(self._subscribers.remove, callback)
 
     async def entries(self, start: int = 1, stop: int | None = None) -> AsyncIterator[tuple[Entry, bytes]]:
         """Yields the entries from position `start` to before `stop` or to the log's end, with their bytes.
@@ -219,66 +234,57 @@ class RunLog:
         self._fail(self._waiting, StoreUnavailableError("log was closed"))
 
     async def _write_waiting(self) -> None:
-        """Writes groups until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
-        group: list[Waiter] = []
+        """Writes entries until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
         try:
             while self._waiting:
+                group: list[_Append] = []
                 try:
                     self._raise_failure()
                     await self._resolve_doubt()
-                    group = await self._still_wanted(self._take_group())
-                    while group:
-                        group = await self._write(group)
+                    await self._check_anchor()
+                    group = await self._next_group()
+                    if group:
+                        await self._write(group)
                 except StoreError as error:
                     self._fail(group, error)
                     # The appends behind were not sent. They fail now, rather than wait through the outage again.
                     is_unknown = isinstance(error, OutcomeUnknownError)
                     self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
+                self._waiting = [append for append in self._waiting if not append.answer.done()]
         except BaseException as error:
-            self._waiting.extendleft(reversed(group))
             self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
             raise
 
-    def _take_group(self) -> list[Waiter]:
-        group: list[Waiter] = []
-        size = 0
-        while self._waiting and (not group or size + self._waiting[0].size_bytes <= GROUP_BYTES):
-            if group and self._waiting[0].make is not None:
-                break  # its item follows the state, so its entry has nothing before it
-            waiter = self._waiting.popleft()
-            if not waiter.answer.done():  # cancelled ones are taken back
-                group.append(waiter)
-                size += waiter.size_bytes
-        return group
-
-    async def _still_wanted(self, group: list[Waiter]) -> list[Waiter]:
-        """Returns the appends that would have an effect at the log's end, and answers the others."""
-        if all(self._has_effect(waiter) for waiter in group):
+    async def _next_group(self) -> list[_Append]:
+        """Returns the appends of the next entry, or none after it answered those without effect at the log's end."""
+        group: list[_Append] = []
+        size_bytes = 0
+        for append in [append for append in self._waiting if not append.answer.done()]:  # but for cancelled ones
+            size_bytes += append.size_bytes
+            # A made item follows the state, so its entry has nothing before it.
+            if group and (size_bytes > GROUP_BYTES or append.make is not None):
+                break
+            group.append(append)
+        if group and group[0].make is not None:
+            try:
+                group[0].items = (group[0].make(self.state),)
+            except Exception as error:  # noqa: BLE001 - the caller's own, who gets it
+                group[0].answer.set_exception(error)
+                return []
+        if all(map(self._has_effect, group)):
             return group
-        try:
-            await self.tail()
-        except StoreError as error:
-            self._fail(group, error)
-            return []
-        wanted = []
-        for waiter in group:
-            if self._has_effect(waiter):
-                wanted.append(waiter)
-            elif not waiter.answer.done():
-                waiter.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in waiter.items))
-        return wanted
+        await self.tail()
+        for append in group:
+            if not self._has_effect(append) and not append.answer.done():
+                append.answer.set_result(tuple(Outcome(item, check_item(self.state, item)) for item in append.items))
+        return []
 
-    def _has_effect(self, waiter: Waiter) -> bool:
+    def _has_effect(self, append: _Append) -> bool:
         # An item may only be admissible after another one of the same append, so one admissible item is enough.
-        return any(check_item(self.state, item) is None for item in waiter.items)
+        return any(check_item(self.state, item) is None for item in append.items)
 
-    async def _write(self, group: list[Waiter]) -> list[Waiter]:
-        """Puts the group under the next number. Returns the appends that need another number because a writer won."""
-        await self._check_anchor()
-        group = [waiter for waiter in group if not waiter.answer.done() and waiter.remake(self.state)]
-        if not group:
-            return []
-        items = tuple(item for waiter in group for item in waiter.items)
+    async def _write(self, group: list[_Append]) -> None:
+        """Puts the group under the next number and answers it, unless another writer wins the number."""
         entry = Entry(
             position=self.state.position + 1,
             run_uid=self.spec.uid,
@@ -287,19 +293,18 @@ class RunLog:
             write_id=self.entropy.hex_id(),
             written_at_unix_s=self._clock.unix_s(),
             age_s=round(self.age_s(), 3),
-            items=items,
+            items=tuple(item for append in group for item in append.items),
         )
-        self._in_doubt = Sent(entry.position, entry.write_id, entry.to_bytes())
+        self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
         outcomes = await self._resolve_doubt()
         if outcomes is None:
             await self.tail()
-            return await self._still_wanted([waiter for waiter in group if not waiter.answer.done()])
-        remaining = deque(outcomes)
-        for waiter in group:
-            own = tuple(remaining.popleft() for _ in waiter.items)
-            if not waiter.answer.done():
-                waiter.answer.set_result(own)
-        return []
+            return
+        remaining = iter(outcomes)
+        for append in group:
+            own = tuple(islice(remaining, len(append.items)))
+            if not append.answer.done():
+                append.answer.set_result(own)
 
     async def _resolve_doubt(self) -> tuple[Outcome, ...] | None:
         """Finds out whether the entry that was sent landed; returns its outcomes, or None if another writer won."""
@@ -310,35 +315,36 @@ class RunLog:
             # If this raises, the entry stays in doubt, and the same bytes are put again before anything else.
             data = await self._creator.create_or_read(entry_name(self.prefix, sent.position), sent.data)
             self._fold(sent.position, data)
-        outcomes = self._outcomes
-        self._in_doubt = self._outcomes = None
-        return outcomes
+        self._in_doubt = None
+        return sent.outcomes
 
     async def _read_to_end(self) -> None:
         self._raise_failure()
-        width = 1
+        width = 1 if self._tails_ended else 2  # the first time a gap is looked for, which must not be written to
         while True:
             first = self.state.position + 1
-            found, has_later = await self._read(first, width)
-            if found:
+            entries, has_later = await self._read(first, width)
+            if entries:
                 # Another writer may have just published the entry. It must be durable before it is acted on.
-                await self.objects.sync_parent(*(entry_name(self.prefix, first + at) for at in range(len(found))))
-            for position, data in enumerate(found, first):
+                await self.objects.sync_parent(*(entry_name(self.prefix, first + nth) for nth in range(len(entries))))
+            for position, data in enumerate(entries, first):
                 self._fold(position, data)
-            if len(found) < width:
-                if has_later and await self._read_one(first + len(found)) is None:  # it must not be written anew
-                    self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={first + len(found)}")
+            missing = first + len(entries)
+            if has_later and await self._read_one(missing) is None:  # else it was written meanwhile
+                self._fail_for_good(f"log entry is missing. run={self.spec.name}, position={missing}")
+            if len(entries) == width:
+                width = min(4 * width, _READ_AHEAD)
+            elif entries and len(entries) == width - 1:
+                width = 2  # the missing entry and the one behind it
+            else:
                 break
-            width = min(4 * width, _READ_AHEAD)
         await self._check_anchor()
 
     async def _read(self, first: int, count: int) -> tuple[list[bytes], bool]:
-        """Returns the entries' bytes from `first` up to the first that is missing, and whether a later one was seen."""
+        """Returns the entries up to the first of `count` that is missing, and whether a later one of them is there."""
         found = await asyncio.gather(*(self._read_one(position) for position in range(first, first + count)))
         end = found.index(None) if None in found else count
-        if end == count - 1 and (end or not self._tails_ended):
-            found.append(await self._read_one(first + count))
-        return [data for data in found[:end] if data is not None], found[end + 1 :].count(None) < len(found[end + 1 :])
+        return [data for data in found[:end] if data is not None], any(data is not None for data in found[end:])
 
     async def _read_one(self, position: int) -> bytes | None:
         try:
@@ -354,13 +360,13 @@ class RunLog:
             entry = self._parse(position, data)
             outcomes = apply_entry(self.state, entry, data)
         except LogCorruptError as error:
-            self._failure = error
+            self.failure = error
             raise
         if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
-            self._outcomes = outcomes
+            self._in_doubt.outcomes = outcomes
         else:  # also if this process has served for longer: what its writer made must not seem as old as that
             self._age_s, self._aged_at_s = self.state.age_s, self._clock.monotonic_s()
-        for callback in list(self._subscribers.values()):
+        for callback in list(self._subscribers):
             callback(entry, outcomes)
 
     def _parse(self, position: int, data: bytes) -> Entry:
@@ -390,17 +396,15 @@ class RunLog:
         self._anchor, self._anchor_checked_at = following, now
 
     def _fail_for_good(self, what: str) -> NoReturn:
-        self._failure = failure = LogCorruptError(what)
+        self.failure = failure = LogCorruptError(what)
         raise failure
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     @staticmethod
-    def _fail(waiters: MutableSequence[Waiter], error: StoreError) -> None:
-        """Answers all of `waiters` with the error, and takes them out."""
-        for waiter in waiters:
-            if not waiter.answer.done():
-                waiter.answer.set_exception(error)
-        waiters.clear()
+    def _fail(appends: Iterable[_Append], error: StoreError) -> None:
+        for append in appends:
+            if not append.answer.done():
+                append.answer.set_exception(error)

@@ -163,7 +163,7 @@ _PART_HEADER: Final = {
 def _decode_part_header(data: bytes) -> object:
     objects = DictObjects()
     objects.objects[_PART_NAME] = (data, 0.0)
-    blobs = Blobs(objects, "p", _CLOCK, _ENTROPY, workers=_WORKERS, condemned=())
+    blobs = Blobs(objects, "p", _ENTROPY, workers=_WORKERS, condemned=())
     return _loop().run_until_complete(blobs.list_parts("body", "1" * 32))
 
 

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire.codecs import Codec
@@ -393,7 +392,7 @@ class _Audit:
     def _blobs(self) -> Blobs:
         """The run's blobs, with those that were collected."""
         objects, entropy = with_deleted(self.evidence), self.log.entropy
-        return Blobs(objects, self.log.prefix, SystemClock(), entropy, workers=InlineWorkers(), condemned=())
+        return Blobs(objects, self.log.prefix, entropy, workers=InlineWorkers(), condemned=())
 
     async def _decoded(self, delta: DeltaState) -> NDArray[np.float64]:
         layout = self.log.spec.fragment(delta.item.fragment)

@@ -8,7 +8,6 @@ Frames are read back in batches of whole ones, however the store cuts their byte
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from skerry.net.retry import RetrySettings
-from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.wire.frames import Frame, FrameBatch, FrameReader
@@ -33,23 +30,22 @@ from skerry_syncer.store.errors import (
     NewerFormatError,
     ObjectMissingError,
     StoreFullError,
-    StoreUnavailableError,
     UnreadableObjectError,
 )
-from skerry_syncer.store.log.entries import FORMAT, ObjectRef, canonical_json
+from skerry_syncer.store.log.entries import FORMAT, ObjectRef, bytes_digest, canonical_json
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects, read_json
-from skerry_syncer.store.versions.kept import LIMIT_BYTES, Kept
+from skerry_syncer.store.versions.recent import RecentContents
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
 
 # The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
-_AT_ONCE_BYTES: Final = 2**23  # of a part: more than most parts have
 _READS_AT_ONCE: Final = 16
 _JOINED_COUNT: Final = 1024  # tensors of a snapshot that go together; they take the event loop some milliseconds
-# A read that broke off waits some 15 s for the store, as long as its restart takes. Then the caller decides.
-_RESUMED: Final = RetrySettings(attempt_count=6, first_wait_s=0.5, longest_wait_s=8.0)
+# Of a run's parts in memory, decompressed, until they are merged: int4 deltas of 120 million elements.
+_RECENT_PARTS_BYTES: Final = 64 * 2**20
+_RECENT_UPDATES_BYTES: Final = 32 * 2**20  # of a run's newest updates in memory, which every learner pulls
 _PART: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{64})-[0-9a-f]{32}")
 
 
@@ -66,9 +62,8 @@ class StoredPart:
     @classmethod
     def of(cls, ref: ObjectRef, squared_norms: Sequence[float] | NDArray[np.float64]) -> StoredPart:
         """Takes the norms of all tensors of the fragment."""
-        (found,) = np.nonzero(np.asarray(squared_norms))
-        first, stop = (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
-        return cls(ref, first, tuple(map(float, squared_norms[first:stop])))
+        norms = np.trim_zeros(np.asarray(squared_norms), "f")
+        return cls(ref, len(squared_norms) - len(norms), tuple(np.trim_zeros(norms, "b").tolist()))
 
 
 def summed_norms(parts: Iterable[StoredPart], tensor_count: int) -> tuple[float, ...]:
@@ -91,7 +86,6 @@ class Blobs:
         self,
         objects: Objects,
         prefix: str,
-        clock: Clock,
         entropy: Entropy,
         *,
         workers: Workers,
@@ -101,15 +95,14 @@ class Blobs:
         """Never reuses a part whose name is in `condemned`, which the owner keeps, and `look` brings up to date."""
         self._objects = objects
         self._prefix = prefix
-        self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._condemned = condemned
         self._look = look
         # Names of updates and snapshots that were lost or damaged when they were last read, so that readers go around.
         self.unreadable: set[str] = set()
-        self._parts: Kept[Frame] = Kept(LIMIT_BYTES)  # until they are merged
-        self._updates: Kept[bytes] = Kept(LIMIT_BYTES // 2)  # for learners, all of which pull the newest
+        self.recent_parts: RecentContents[Frame] = RecentContents(_RECENT_PARTS_BYTES)
+        self._recent_updates: RecentContents[bytes] = RecentContents(_RECENT_UPDATES_BYTES)
         self.is_full = False  # whether the store had no space for the newest blob
 
     async def write_part(  # noqa: PLR0917 - the order is that of the part's name, then what it holds
@@ -128,19 +121,12 @@ class Blobs:
         `digest` is the BLAKE3 of the frames' uncompressed bytes, hex, which the caller has checked. `kept` are the
         same frames, checked and decompressed, where a merge is to find them in memory.
         """
-        header = {
-            "format": FORMAT,
-            "fragment": fragment,
-            "delta": delta,
-            "first": first,
-            "numel": numel,
-            "digest": digest,
-        }
+        place = {"fragment": fragment, "delta": delta, "first": first, "numel": numel, "digest": digest}
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
         # With many tensors that takes too long for the event loop.
-        line = await self._workers.run(_header_line, header, squared_norms)
+        line = await self._workers.run(_header_line, place, squared_norms)
         size_bytes = await self._write(name, (line, *frames))
-        self._parts.put(name, kept, sum(len(frame.payload) for frame in kept))
+        self.recent_parts.put(name, kept, sum(len(frame.payload) for frame in kept))
         return StoredPart.of(ObjectRef(name, first, numel, size_bytes, digest), squared_norms)
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
@@ -166,23 +152,16 @@ class Blobs:
         parts = await asyncio.gather(*(stored(found[key]) for key in sorted(found)))
         return [part for part in parts if part is not None]
 
-    def take_frames(self, ref: ObjectRef) -> Sequence[Frame]:
-        """Returns a part's frames and forgets them; nothing if they are not in memory."""
-        return self._parts.take(ref.name)
-
-    async def part_frames(
-        self, ref: ObjectRef, *, at_once_bytes: int = _AT_ONCE_BYTES
-    ) -> AsyncIterator[bytes | memoryview]:
-        """Yields the bytes of a part's frames in pieces, which may end inside a frame: the first by one request.
-
-        The first has at most `at_once_bytes`, the others 512 KiB.
+    async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes | memoryview]:
+        """Yields the bytes of a part's frames in pieces of at most 512 KiB, which may end inside a frame.
 
         Raises:
             CollectedError: a collection took the part, as the log says by now.
             ObjectMissingError: it is lost.
+            UnreadableObjectError: it has no header line.
         """
-        head: bytes | None = b""
-        async for piece in self._resumed(ref, lambda offset: self._part_pieces(ref, offset, at_once_bytes), 0):
+        head: bytes | None = b""  # until the header line has ended
+        async for piece in self.read(ref):
             if head is None:
                 yield piece
                 continue
@@ -196,28 +175,16 @@ class Blobs:
         if head is not None:
             raise UnreadableObjectError(ref.name, "part has no header line")
 
-    async def _part_pieces(self, ref: ObjectRef, offset: int, at_once_bytes: int) -> AsyncGenerator[bytes, None]:
-        path, piece = self._path(ref.name), b""
-        if not offset:
-            with suppress(StoreUnavailableError):  # it may have broken off; a stream goes on where it breaks
-                piece = await self._objects.get(path, length=at_once_bytes)
-                if len(piece) < at_once_bytes:
-                    yield piece
-                    return
-        if piece:
-            yield piece
-        async for streamed in self._objects.stream(path, offset=offset + len(piece)):
-            yield streamed
-
     async def write_update(
         self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
     ) -> ObjectRef:
         """Stores the frames of an update that cover `numel` elements from `first` and returns where."""
         name = f"updates/{fragment}/{version}-{self._entropy.hex_id()}"
-        pieces, digest = await self._workers.run(_cut_and_hashed, frames)
-        size = await self._write(name, pieces)
-        self._updates.put(name, pieces, size)
-        return ObjectRef(name, first, numel, size, digest)
+        data = await self._workers.run(b"".join, frames)
+        digest = await self._workers.run(bytes_digest, data)
+        size_bytes = await self._write(name, data)
+        self._recent_updates.put(name, (data,), size_bytes)
+        return ObjectRef(name, first, numel, size_bytes, digest)
 
     async def write_snapshot(
         self,
@@ -233,42 +200,30 @@ class Blobs:
         Arrays may be memory-mapped; they must not change until this returns.
         """
         name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
+        hasher = blake3()
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for piece in snapshot_pieces(fragment, version, kind, tensors):
+                await self._hash(hasher, piece)
+                yield piece
+
         numel = sum(values.size for values in tensors.values())
-        return await self._write_hashed(name, snapshot_pieces(fragment, version, kind, tensors), first, numel)
+        return ObjectRef(name, first, numel, await self._write(name, hashed()), hasher.hexdigest())
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 512 KiB.
-
-        A read that has begun and breaks off goes on where it stopped.
 
         Raises:
             CollectedError: a collection took the object, as the log says by now.
             ObjectMissingError: it is lost.
         """
-        path = self._path(ref.name)
-        async for piece in self._resumed(ref, lambda start: self._objects.stream(path, offset=start), offset):
-            yield piece
-
-    async def _resumed(
-        self, ref: ObjectRef, pieces_from: Callable[[int], AsyncIterator[bytes]], offset: int
-    ) -> AsyncGenerator[bytes, None]:
-        start, failure_count = offset, 0
-        while True:
-            try:
-                async for piece in pieces_from(offset):
-                    offset, failure_count = offset + len(piece), 0
-                    yield piece
-                return
-            except ObjectMissingError as error:
-                if await self._is_collected(ref.name):
-                    raise CollectedError(f"object was collected. name={ref.name}") from error
-                raise
-            except StoreUnavailableError as error:
-                failure_count += 1
-                if offset == start or failure_count == _RESUMED.attempt_count:
-                    raise
-                jitter = random.Random(self._entropy.hex_id())
-                await self._clock.sleep(_RESUMED.wait_s(failure_count, error, jitter))
+        try:
+            async for piece in self._objects.stream(self._path(ref.name), offset=offset):
+                yield piece
+        except ObjectMissingError as error:
+            if await self._is_collected(ref.name):
+                raise CollectedError(f"object was collected. name={ref.name}") from error
+            raise
 
     async def _is_collected(self, name: str) -> bool:
         """Whether the log condemned an object that is not there: before it is deleted, it says so."""
@@ -284,10 +239,9 @@ class Blobs:
             CollectedError: a collection took it, as the log says by now.
             UnreadableObjectError: it is lost, or has other bytes than were written.
         """
-        kept = self._updates.get(ref.name)
-        for piece in kept:
-            yield piece
-        if kept:
+        for recent in self._recent_updates.get(ref.name):
+            for start in range(0, ref.size_bytes, STREAM_CHUNK_BYTES):
+                yield recent[start : start + STREAM_CHUNK_BYTES]
             return
         hasher, size = blake3(), 0
         try:
@@ -306,17 +260,6 @@ class Blobs:
             self.unreadable.add(ref.name)
             raise UnreadableObjectError(ref.name, f"it has other bytes. size_bytes={size}, expected={ref.size_bytes}")
         self.unreadable.discard(ref.name)
-
-    async def _write_hashed(self, name: str, pieces: AsyncIterator[bytes], first: int, numel: int) -> ObjectRef:
-        hasher = blake3()
-
-        async def hashed() -> AsyncIterator[bytes]:
-            async for piece in pieces:
-                await self._hash(hasher, piece)
-                yield piece
-
-        size = await self._write(name, hashed())
-        return ObjectRef(name, first, numel, size, hasher.hexdigest())
 
     async def _write(self, name: str, chunks: Chunks) -> int:
         try:
@@ -355,21 +298,15 @@ class Blobs:
         return f"{self._prefix}/{name}"
 
 
-def _header_line(header: Mapping[str, object], squared_norms: Sequence[float] | NDArray[np.float64]) -> bytes:
-    return canonical_json({**header, "squared_norms": [float(norm) for norm in squared_norms]}) + b"\n"
+def _header_line(place: Mapping[str, object], squared_norms: Sequence[float] | NDArray[np.float64]) -> bytes:
+    norms = [float(norm) for norm in squared_norms]
+    return canonical_json({"format": FORMAT, **place, "squared_norms": norms}) + b"\n"
 
 
 class _PartHeader(msgspec.Struct):
     """What is read of a part's first line."""
 
     squared_norms: tuple[float, ...]
-
-
-def _cut_and_hashed(frames: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
-    """Returns the frames' bytes in pieces of `STREAM_CHUNK_BYTES`, and their BLAKE3, hex."""
-    data = memoryview(b"".join(frames))
-    starts = range(0, len(data), STREAM_CHUNK_BYTES)
-    return [bytes(data[at : at + STREAM_CHUNK_BYTES]) for at in starts], blake3(data).hexdigest()
 
 
 async def snapshot_pieces(

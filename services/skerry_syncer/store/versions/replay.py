@@ -9,7 +9,6 @@ and the bits of these, in hex, in the log.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -327,7 +326,7 @@ async def accumulate_deltas(
 
     async def jobs(member: int, delta: AcceptedItem) -> AsyncIterator[Callable[[], None]]:
         for part in delta.parts:
-            in_memory = run.blobs.take_frames(part)
+            in_memory = run.blobs.recent_parts.take(part.name)
             for start in range(0, len(in_memory), _FRAMES_A_JOB):
                 frames: Iterable[Frame] = in_memory[start : start + _FRAMES_A_JOB]
                 yield partial(accumulate, acc, frames, layout, coefficients[member], is_first=member == 0)
@@ -377,14 +376,9 @@ def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Floa
 
 def scalars_from_record(record: MergeScalars) -> Scalars:
     """Returns the numbers that a commit names, exactly."""
-    return Scalars(
-        np.float32(float32_from_hex(record.rate)),
-        np.float32(float32_from_hex(record.momentum)),
-        np.array([float32_from_hex(value) for value in record.tensor_scales], np.float32),
-        np.array([[float32_from_hex(value) for value in row] for row in record.coefficients], np.float32),
-        np.float32(float32_from_hex(record.decay)),
-        np.float32(float32_from_hex(record.gain)),
-    )
+    rate, momentum, decay, gain = float32s_from_hex([record.rate, record.momentum, record.decay, record.gain])
+    coefficients = np.array([float32s_from_hex(row) for row in record.coefficients], np.float32)
+    return Scalars(rate, momentum, float32s_from_hex(record.tensor_scales), coefficients, decay, gain)
 
 
 def scalars_to_record(scalars: Scalars) -> MergeScalars:
@@ -397,9 +391,9 @@ def scalars_to_record(scalars: Scalars) -> MergeScalars:
 def float32s_to_hex(values: ArrayLike) -> tuple[str, ...]:
     """Returns the bits of each float32, 8 hex digits, most significant first."""
     digits = np.asarray(values, ">f4").tobytes().hex()
-    return tuple(digits[at : at + 8] for at in range(0, len(digits), 8))
+    return tuple(digits[start : start + 8] for start in range(0, len(digits), 8))
 
 
-def float32_from_hex(digits: str) -> float:
-    """Returns the float32 with these bits, exactly."""
-    return float(struct.unpack(">f", bytes.fromhex(digits))[0])
+def float32s_from_hex(digits: Sequence[str]) -> Float32s:
+    """Returns the float32 numbers with these bits, exactly."""
+    return np.frombuffer(bytes.fromhex("".join(digits)), ">f4").astype(np.float32)

@@ -31,9 +31,7 @@ class Run:
         self.spec = spec
         self.log = RunLog(objects, spec, clock=clock, entropy=entropy, writer=writer, known=known, state=state)
         condemned = self.log.state.condemned
-        self.blobs = Blobs(
-            objects, self.log.prefix, clock, entropy, workers=workers, condemned=condemned, look=self.log.tail
-        )
+        self.blobs = Blobs(objects, self.log.prefix, entropy, workers=workers, condemned=condemned, look=self.log.tail)
 
     @property
     def state(self) -> RunState:

@@ -30,7 +30,6 @@ _MOST_SPARE: Final = 8
 # Smaller arrays stay in memory, where they cost less than a file; a simulation makes thousands of them.
 SMALLEST_FILE_BYTES: Final = 2**20
 
-
 _LOG: Final = get_logger(__name__)
 
 
@@ -103,31 +102,28 @@ class Scratch:
             StoreFullError: as `zeros`.
         """
         fitting = [array for array in self._spare if numel <= len(array) <= 2 * numel]
-        array = min(fitting, key=len) if fitting else None
-        if array is None:
-            (array,) = self.zeros(1, numel)
-        else:
-            self._spare = [one for one in self._spare if one is not array]
+        array = min(fitting, key=len) if fitting else self.zeros(1, numel)[0]
+        self._spare = [spare for spare in self._spare if spare is not array]
         yield array[:numel]
         self._spare = [*self._spare, array][-_MOST_SPARE:]
 
     def _mapped(self, directory: Path, size_bytes: int) -> mmap.mmap:
-        while True:
-            mapped = self._mapped_memory(size_bytes)
-            if mapped is None and self._spare:
-                self._spare.clear()
-                mapped = self._mapped_memory(size_bytes)
-            if mapped is not None:
-                return mapped
-            try:
-                return _map_unnamed_file(directory, size_bytes)
-            except StoreFullError as error:
-                oldest = next(iter(self._cached.items()), None)
-                if oldest is None:
-                    raise
-                _LOG.warning("scratch is full, a cached fragment goes and will be rebuilt", cause=str(error))
-                self._cached.pop(oldest[0], None)
-                oldest[1].let_go()
+        mapped = self._mapped_memory(size_bytes)
+        if mapped is not None:
+            return mapped
+        if self._spare:
+            self._spare.clear()
+            return self._mapped(directory, size_bytes)
+        try:
+            return _map_unnamed_file(directory, size_bytes)
+        except StoreFullError as error:
+            oldest = next(iter(self._cached.items()), None)
+            if oldest is None:
+                raise
+            _LOG.warning("scratch is full, a cached fragment goes and will be rebuilt", cause=str(error))
+            self._cached.pop(oldest[0], None)
+            oldest[1].let_go()
+        return self._mapped(directory, size_bytes)
 
     def _mapped_memory(self, size_bytes: int) -> mmap.mmap | None:
         """Returns memory, if there is some left for it."""

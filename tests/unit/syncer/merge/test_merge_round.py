@@ -12,7 +12,7 @@ from msgspec import structs
 from skerry.wire.digests import tree_digest
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.entries import PolicyItem
-from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32_from_hex
+from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32s_from_hex
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 PLAIN_SGD = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
@@ -70,7 +70,7 @@ async def test_momentum_settles_over_the_last_eight_rounds_or_the_last_eighth(pl
     for _ in range(planned + 2):
         await driver.round([await driver.push(0, [1])])
     commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
-    momenta = [float32_from_hex(record.commit.scalars.momentum) for record in commits]
+    momenta = list(float32s_from_hex([record.commit.scalars.momentum for record in commits]))
     full = planned - settling + 1  # the last with all of it has `settling` rounds before it
     assert momenta[3:full] == [0.5] * (full - 3)
     assert momenta[full:] == [0.5 * left / settling for left in range(settling - 1, 0, -1)] + [0.0, 0.0]
@@ -85,7 +85,7 @@ async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next
         plan = replace(endless, planned_step_count=24 * planned_rounds)
         await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
         item = await driver.round([await driver.push(0, [1])])
-        momenta.append(float32_from_hex(item.scalars.momentum))
+        momenta += list(float32s_from_hex([item.scalars.momentum]))
     assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -53,11 +53,12 @@ class HookedObjects(DictObjects):
         if self.after_entry is not None:
             await self.after_entry()
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`."""
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`."""
         if "/deltas/" in name and self.before_part is not None:
             await self.before_part()
-        return await super().get(name, offset=offset, length=length)
+        async for piece in super().stream(name, offset=offset):
+            yield piece
 
     @property
     def update_count(self) -> int:

@@ -5,7 +5,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -429,28 +429,6 @@ async def test_a_name_belongs_to_the_run_that_had_it_first_until_it_is_taken_awa
 async def test_runs_that_are_not_there_are_not_found(bench: Bench) -> None:
     with pytest.raises(RunNotFoundError):
         await bench.store().open_run("run", UID)
-
-
-@on_virtual_time
-async def test_a_part_is_read_by_one_request_or_more_and_goes_on_where_one_breaks(bench: Bench) -> None:
-    run = await bench.store().create_draft(SPEC)
-    frames = bytes(range(256)) * 3 + b"\n" + bytes(100)
-    part = await run.blobs.write_part("body", "c" * 32, 0, 2, "0" * 64, [1.5], [frames])
-    size_bytes = part.ref.size_bytes
-
-    async def read(at_once_bytes: int) -> bytes:
-        pieces = [piece async for piece in run.blobs.part_frames(part.ref, at_once_bytes=at_once_bytes)]
-        return b"".join(pieces)
-
-    for at_once_bytes in (0, 1, 7, size_bytes - 1, size_bytes, size_bytes + 1):
-        assert await read(at_once_bytes) == frames
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(run.log.objects), "get", _unavailable)
-        assert await read(size_bytes + 1) == frames
-
-
-async def _unavailable(*_: object, **__: object) -> NoReturn:
-    raise StoreUnavailableError("the connection broke")
 
 
 @on_virtual_time

@@ -19,8 +19,7 @@ from skerry.wire.frames import encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
-from skerry_syncer.store.versions.kept import SMALLEST_BYTES, Kept
-from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32_from_hex
+from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32s_from_hex
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
@@ -81,12 +80,12 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
     item = await driver.round(pushed, weights=[1, 2, 3], participation=0.75)
 
     def per_element(values: tuple[str, ...]) -> NDArray[np.float32]:
-        numbers = np.array([float32_from_hex(value) for value in values], np.float32)
+        numbers = float32s_from_hex(values)
         return np.repeat(numbers, [tensor.numel for tensor in LAYOUT.tensors])
 
     scalars = item.scalars
     rate, mu, decay, gain = (
-        np.float32(float32_from_hex(value)) for value in (scalars.rate, scalars.momentum, scalars.decay, scalars.gain)
+        float32s_from_hex([value])[0] for value in (scalars.rate, scalars.momentum, scalars.decay, scalars.gain)
     )
     acc = per_element(item.scalars.coefficients[0]) * deltas[0]
     for c, v in zip(item.scalars.coefficients[1:], deltas[1:], strict=True):
@@ -163,7 +162,9 @@ async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> No
     driver = await Driver.start(LAYOUT, Policy(planned_step_count=24 * 8))
 
     async def momentum_of_a_round() -> float:
-        return float32_from_hex((await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum)
+        return float32s_from_hex(
+            [(await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum]
+        )[0]
 
     assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
     driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
@@ -223,27 +224,6 @@ async def test_parts_in_memory_are_merged_like_stored_ones_and_only_once(codec: 
         await driver.commit(result)
     assert_same_bits(stored.state, kept.state)
     assert kept.log.state.fragments[FRAGMENT].newest.digest == stored.log.state.fragments[FRAGMENT].newest.digest
-
-
-async def test_what_does_not_fit_is_not_kept_and_the_oldest_goes_first() -> None:
-    kept: Kept[str] = Kept(3 * SMALLEST_BYTES)
-    kept.put("small", ["small"], SMALLEST_BYTES - 1)
-    kept.put("large", ["large"], 3 * SMALLEST_BYTES + 1)
-    for name in ("a", "b", "c"):
-        kept.put(name, [name], SMALLEST_BYTES)
-    kept.put("b", ["b again"], SMALLEST_BYTES)
-    kept.put("d", ["d"], SMALLEST_BYTES)
-    assert [list(kept.get(name)) for name in ("small", "large", "a", "c", "b", "d")] == [
-        [],
-        [],
-        [],
-        ["c"],
-        ["b again"],
-        ["d"],
-    ]
-    assert (list(kept.take("c")), list(kept.take("c"))) == (["c"], [])
-    kept.put("e", ["e"], SMALLEST_BYTES)
-    assert (list(kept.get("b")), list(kept.get("e"))) == (["b again"], ["e"])
 
 
 async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:

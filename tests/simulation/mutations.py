@@ -30,9 +30,9 @@ from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log import checks, fold
-from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, RunStatus, SessionItem
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, SessionItem
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, Rejection, RunState, VersionState
+from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState, VersionState
 from skerry_syncer.store.objects.put_if_absent import Creator
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.simulation import network
@@ -85,20 +85,8 @@ def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
 
 def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     """The fold takes deltas of every session, fenced or not, and the client does not stop when it is fenced."""
-
-    def status_only(state: RunState, learner_id: str, session: str) -> Rejection | None:
-        if state.status is not RunStatus.OPEN:
-            return Rejection("RUN_CLOSED", "run takes no deltas any more")
-        return None
-
-    patch.setattr(checks, "check_push_session", status_only)
-    patch.setattr(
-        checks,
-        "check_session",
-        lambda state, item: (
-            None if state.status is RunStatus.OPEN else Rejection("RUN_CLOSED", "run takes no learners")
-        ),
-    )
+    patch.setattr(checks, "check_live", lambda *_: None)
+    patch.setitem(checks.CHECKS, SessionItem, lambda state, _: checks.check_open(state))
 
 
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:

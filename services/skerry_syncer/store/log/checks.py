@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import assert_never
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
@@ -30,49 +30,18 @@ from skerry_syncer.store.log.state import FragmentState, Rejection, RunState
 
 def check_item(state: RunState, item: Item) -> Rejection | None:
     """Returns why `item` would be rejected as the next item of the log, or None."""
-    unknown = [name for name in named_fragments(item) if name not in state.fragments]
+    unknown = [name for name in _named_fragments(item) if name not in state.fragments]
     if unknown:
         return Rejection("FRAGMENT_NOT_FOUND", f"run has no such fragment. fragments={unknown}")
-    return _check_kind(state, item)
+    return CHECKS[type(item)](state, item)
 
 
-def _check_kind(state: RunState, item: Item) -> Rejection | None:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
-    match item:
-        case AcceptedItem():
-            return check_accepted(state, item)
-        case SessionItem():
-            return check_session(state, item)
-        case LeftItem():
-            return check_left(state, item)
-        case ClosedItem():
-            return check_closed(state, item)
-        case CommittedItem():
-            return check_committed(state, item)
-        case FateItem():
-            return check_decided(state, item.decided)
-        case PolicyItem():
-            return check_policy(state, item)
-        case SnapshotItem():
-            return check_snapshot(state, item)
-        case RollbackItem():
-            return check_rollback(state, item)
-        case CollectedItem():
-            return check_collected(state, item)
-        case StatusItem():
-            return check_status(state, item)
-        case CheckpointItem():
-            return check_checkpoint(state, item)
-        case _:
-            assert_never(item)
-
-
-def named_fragments(item: Item) -> tuple[str, ...]:
-    """Returns the names of the fragments that an item is about, as it gives them."""
+def _named_fragments(item: Item) -> tuple[str, ...]:
     match item:
         case AcceptedItem() | ClosedItem() | CommittedItem() | SnapshotItem():
             return (item.fragment,)
         case RollbackItem():
-            return tuple(one.fragment for one in item.fragments)
+            return tuple(target.fragment for target in item.fragments)
         case CheckpointItem():
             return tuple(item.oldest)
         case _:
@@ -138,12 +107,16 @@ def check_initial(state: RunState, session: str, fragment: str) -> Rejection | N
     return None
 
 
-def check_push_session(state: RunState, learner_id: str, session: str) -> Rejection | None:
-    """A push needs an open run and the newest session of its learner."""
-    if state.status is RunStatus.DRAFT:
-        return Rejection("RUN_DRAFT", "run is a draft; commit it first")
-    if state.status is not RunStatus.OPEN:
-        return Rejection("RUN_CLOSED", f"run takes no deltas any more. status={state.status}")
+def check_open(state: RunState) -> Rejection | None:
+    """Only an open run takes learners and their deltas."""
+    if state.status is RunStatus.OPEN:
+        return None
+    reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
+    return Rejection(reason, f"run takes no learners and no deltas. status={state.status}")
+
+
+def check_live(state: RunState, learner_id: str, session: str) -> Rejection | None:
+    """A push needs the newest session of its learner."""
     learner = state.learners.get(learner_id)
     if learner is None or session not in learner.sessions:
         return Rejection("SESSION_UNKNOWN", f"session never attached. learner={learner_id}")
@@ -196,7 +169,8 @@ def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
     if item.base_version == INITIAL_BASE:
         return check_initial(state, item.session, item.fragment)
     return (
-        check_push_session(state, item.learner, item.session)
+        check_open(state)
+        or check_live(state, item.learner, item.session)
         or check_base(state, state.fragments[item.fragment], item.base_version, item.base_digest)
         or check_repeated_base(state, item.session, item.fragment, item.base_version)
     )
@@ -204,13 +178,12 @@ def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
 
 def check_session(state: RunState, item: SessionItem) -> Rejection | None:
     """A session that was fenced never comes back."""
-    if state.status is not RunStatus.OPEN:
-        reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
-        return Rejection(reason, f"run takes no learners. status={state.status}")
     learner = state.learners.get(item.learner)
-    if learner is not None and item.session in learner.sessions and learner.session != item.session:
+    if state.status is not RunStatus.OPEN or learner is None:
+        return check_open(state)
+    if item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
-    if learner is not None and learner.session == item.session and not learner.has_left:
+    if learner.session == item.session and not learner.has_left:
         return Rejection("REPEATED", f"session is attached. learner={item.learner}")
     return None
 
@@ -229,36 +202,30 @@ def check_closed(state: RunState, item: ClosedItem) -> Rejection | None:
     if (item.version, item.attempt) != expected or state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
         return Rejection("VERSION_NOT_FOUND", f"not the next close. expected={expected}")
     frozen = {member.delta for member in closing.members} if closing is not None else set()
-    eligible = fragment.pending.keys() | frozen
     members = [member.delta for member in item.members]
-    if (closing is None and not members) or len(set(members)) != len(members) or not eligible.issuperset(members):
-        return Rejection("BAD_REQUEST", "a member is not pending in this fragment")
-    named = {decided.delta for decided in item.decided}
-    if named & set(members) or not eligible.issuperset(named):
-        return Rejection("BAD_REQUEST", "a decided delta is a member, or not pending")
-    if not are_final(item.decided):
-        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
-    if closing is not None and not frozen <= named | set(members):
-        return Rejection("BAD_REQUEST", "a frozen delta is neither member nor decided")
+    named = {*members, *(decided.delta for decided in item.decided)}
+    if not members and closing is None:
+        return Rejection("BAD_REQUEST", "a round has no members")
+    if len(named) < len(item.members) + len(item.decided) or not are_fates(item.decided):
+        return Rejection("BAD_REQUEST", "a delta is named twice, or its fate is not one that a decision can give")
+    if not frozen <= named <= fragment.pending.keys() | frozen:
+        return Rejection("BAD_REQUEST", "a delta is not pending in this fragment, or a frozen one is not named")
     return None
 
 
-def check_decided(state: RunState, decided: Iterable[Decided]) -> Rejection | None:
+def check_fates(state: RunState, item: FateItem) -> Rejection | None:
     """Only pending deltas get a fate, each of them one."""
-    decided = tuple(decided)
-    if not are_final(decided):
-        return Rejection("BAD_REQUEST", "a delta is decided twice, or its fate is not one that a decision can give")
-    for one in decided:
-        delta = state.deltas.get(one.delta)
-        if delta is None or one.delta not in state.fragments[delta.item.fragment].pending:
-            return Rejection("BAD_REQUEST", f"delta is not pending. delta={one.delta}")
+    if len({decided.delta for decided in item.decided}) < len(item.decided) or not are_fates(item.decided):
+        return Rejection("BAD_REQUEST", "a delta is named twice, or its fate is not one that a decision can give")
+    pending = {name for fragment in state.fragments.values() for name in fragment.pending}
+    if gone := sorted({decided.delta for decided in item.decided} - pending):
+        return Rejection("BAD_REQUEST", f"deltas are not pending. deltas={gone[:20]}")
     return None
 
 
-def are_final(decided: Sequence[Decided]) -> bool:
-    """Whether each delta is decided once, by a fate that is final and no merge."""
-    fates = (Fate.SUPERSEDED, Fate.EXPIRED, Fate.QUARANTINED)
-    return len({one.delta for one in decided}) == len(decided) and all(one.fate in fates for one in decided)
+def are_fates(decided: Iterable[Decided]) -> bool:
+    """Whether every fate is final and no merge."""
+    return all(each.fate in (Fate.SUPERSEDED, Fate.EXPIRED, Fate.QUARANTINED) for each in decided)
 
 
 def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
@@ -280,32 +247,24 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         return Rejection("ID_REUSED", "request was applied before")
     if state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
         return Rejection("RUN_CLOSED", f"run is not open. status={state.status}")
-    if len(set(named_fragments(item))) != len(item.fragments):
+    if len(set(_named_fragments(item))) != len(item.fragments):
         return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
-    for one in item.fragments:
-        fragment = state.fragments[one.fragment]
-        source = fragment.known().get(one.source_version)
-        if one.version != fragment.version + 1 or source is None or source.digest != one.digest:
-            return Rejection(
-                "VERSION_NOT_FOUND", f"fragment has a newer version, or another source. fragment={one.fragment}"
-            )
-        if state.are_condemned((*one.weights, *one.outer)):
+    for target in item.fragments:
+        fragment = state.fragments[target.fragment]
+        source = fragment.known().get(target.source_version)
+        if target.version != fragment.version + 1 or source is None or source.digest != target.digest:
+            facts = f"fragment={target.fragment}, version={target.version}, source_version={target.source_version}"
+            return Rejection("VERSION_NOT_FOUND", f"fragment has a newer version, or another source. {facts}")
+        if state.are_condemned((*target.weights, *target.outer)):
             return Rejection("INCOMPLETE", "the roll-back's objects were collected")
     return None
 
 
 def check_status(state: RunState, item: StatusItem) -> Rejection | None:
     """A run goes from draft to open to closing to closed."""
-    following = {
-        RunStatus.DRAFT: RunStatus.OPEN,
-        RunStatus.OPEN: RunStatus.CLOSING,
-        RunStatus.CLOSING: RunStatus.CLOSED,
-        RunStatus.CLOSED: None,
-    }
-    if following[state.status] is not item.status:
-        return Rejection(
-            "RUN_CLOSED", f"status can't follow the current one. status={state.status}, next={item.status}"
-        )
+    if list(RunStatus).index(item.status) != list(RunStatus).index(state.status) + 1:
+        facts = f"status={state.status}, next={item.status}"
+        return Rejection("RUN_CLOSED", f"status can't follow the current one. {facts}")
     if item.status is RunStatus.OPEN and any(f.version == INITIAL_BASE for f in state.fragments.values()):
         return Rejection("RUN_DRAFT", "initial weights are missing")
     if item.status is RunStatus.CLOSED and any(f.closing is not None for f in state.fragments.values()):
@@ -320,3 +279,19 @@ def check_checkpoint(state: RunState, item: CheckpointItem) -> Rejection | None:
     if not state.checkpoint_at < item.at <= state.position:
         return Rejection("REPEATED", f"not a newer checkpoint. at={item.at}, newest={state.checkpoint_at}")
     return None
+
+
+CHECKS: Final[dict[type[Item], Callable[[RunState, Any], Rejection | None]]] = {
+    AcceptedItem: check_accepted,
+    SessionItem: check_session,
+    LeftItem: check_left,
+    ClosedItem: check_closed,
+    CommittedItem: check_committed,
+    FateItem: check_fates,
+    PolicyItem: check_policy,
+    SnapshotItem: check_snapshot,
+    RollbackItem: check_rollback,
+    CollectedItem: check_collected,
+    StatusItem: check_status,
+    CheckpointItem: check_checkpoint,
+}

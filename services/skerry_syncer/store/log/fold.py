@@ -14,7 +14,7 @@ whether they took effect.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Any, assert_never
 
 from skerry.algorithm.merge import with_step
 from skerry.algorithm.rounds import delta_weight, share_of_length
@@ -46,6 +46,7 @@ from skerry_syncer.store.log.state import (
     REMEMBERED_CLOSES,
     CommitRecord,
     DeltaState,
+    FragmentState,
     LearnerState,
     Outcome,
     RunState,
@@ -146,9 +147,7 @@ def _admit_accepted(state: RunState, item: AcceptedItem) -> list[DeltaState]:
 def _admit_closed(state: RunState, item: ClosedItem) -> list[DeltaState]:
     fragment = state.fragments[item.fragment]
     is_new_round = fragment.closing is None
-    if fragment.closing is not None:  # a set that is closed again: its deltas are pending until this item decides
-        for member in fragment.closing.members:
-            fragment.pending[member.delta] = state.deltas[member.delta]
+    _thaw(state, fragment)  # a set that is closed again: its deltas are pending until this item decides
     decided = _decide(state, item.decided)
     for member in item.members:
         delta = fragment.pending.pop(member.delta)
@@ -164,23 +163,31 @@ def _admit_closed(state: RunState, item: ClosedItem) -> list[DeltaState]:
     return decided
 
 
+def _thaw(state: RunState, fragment: FragmentState) -> None:
+    """Makes the deltas of the frozen set pending again."""
+    if fragment.closing is not None:
+        fragment.pending.update((member.delta, state.deltas[member.delta]) for member in fragment.closing.members)
+        fragment.closing = None
+
+
+def _add_version(state: RunState, fragment: FragmentState, number: int, digest: str, **content: Any) -> VersionState:
+    """Returns the fragment's next version, which is its newest from here on."""
+    if fragment.version != INITIAL_BASE:
+        fragment.newest.until = state.position
+    fragment.version, fragment.next_attempt = number, 0
+    version = VersionState(number, digest, state.position, made_at_age_s=state.age_s, **content)
+    fragment.versions[number] = version
+    return version
+
+
 def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     fragment = state.fragments[item.fragment]
     close = fragment.closing
     assert close is not None  # `check` admitted the item
-    before = fragment.versions[item.version - 1].step_count
-    step_count = before + close.participation * close.length
     fragment.closing = None
-    fragment.newest.until = state.position
-    fragment.version, fragment.next_attempt = item.version, 0
-    fragment.versions[item.version] = VersionState(
-        item.version,
-        item.digest,
-        state.position,
-        step_count=step_count,
-        commit=CommitRecord(close, item),
-        made_at_age_s=state.age_s,
-    )
+    step_count = fragment.newest.step_count + close.participation * close.length
+    record = CommitRecord(close, item)
+    newest = _add_version(state, fragment, item.version, item.digest, step_count=step_count, commit=record)
     policy = fragment.closing_policy or state.policy
     merged = [state.deltas[member.delta] for member in close.members]
     weights = [
@@ -199,10 +206,10 @@ def _admit_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
             inner_step_count=policy.inner_step_count,
             weight_cap=policy.weight_cap,
         )
-        fragment.contributed_at[delta.item.learner] = fragment.newest.step_count
+        fragment.contributed_at[delta.item.learner] = newest.step_count
         # The step count up to which the delta trained. Its merge may be much later, if the delta arrived late.
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
-        fragment.worked_until[delta.item.learner] = min(fragment.newest.step_count, reached)
+        fragment.worked_until[delta.item.learner] = min(newest.step_count, reached)
     return merged
 
 
@@ -212,10 +219,7 @@ def _admit_snapshot(state: RunState, item: SnapshotItem) -> list[DeltaState]:
         version = fragment.versions[item.version]
         version.weights, version.outer = item.weights, item.outer
         return []
-    fragment.version = 0
-    made = VersionState(0, item.digest, state.position, made_at_age_s=state.age_s)
-    made.weights, made.outer = item.weights, item.outer
-    fragment.versions[0] = made
+    _add_version(state, fragment, 0, item.digest, weights=item.weights, outer=item.outer)
     initial = list(fragment.pending.values())
     fragment.pending.clear()
     for delta in initial:  # the snapshot was made of the first push; others of the same fragment expire
@@ -228,31 +232,26 @@ def _admit_snapshot(state: RunState, item: SnapshotItem) -> list[DeltaState]:
 def _admit_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
     state.requests[item.request_id] = state.position
     decided: list[DeltaState] = []
-    for one in item.fragments:
-        fragment = state.fragments[one.fragment]
-        if fragment.closing is not None:
-            for member in fragment.closing.members:
-                fragment.pending[member.delta] = state.deltas[member.delta]
-            fragment.closing = None
-        orphans = [Decided(name, Fate.EXPIRED, "the run was rolled back") for name in fragment.pending]
-        decided += _decide(state, orphans)
+    for target in item.fragments:
+        fragment = state.fragments[target.fragment]
+        _thaw(state, fragment)
+        decided += _decide(state, [Decided(name, Fate.EXPIRED, "the run was rolled back") for name in fragment.pending])
+        source = fragment.versions[target.source_version]
         for version in fragment.versions.values():
-            version.is_abandoned |= version.version > one.source_version
-        fragment.newest.until = state.position
-        fragment.version, fragment.next_attempt = one.version, 0
-        fragment.momentum_from = fragment.versions[one.source_version].step_count
+            version.is_abandoned |= version.version > source.version
+        fragment.momentum_from = source.step_count
         fragment.paces.clear()
         fragment.contributed_at.clear()
         fragment.worked_until.clear()
-        fragment.versions[one.version] = VersionState(
-            one.version,
-            one.digest,
-            state.position,
-            step_count=fragment.versions[one.source_version].step_count,
-            weights=one.weights,
-            outer=one.outer,
-            source_version=one.source_version,
-            made_at_age_s=state.age_s,
+        _add_version(
+            state,
+            fragment,
+            target.version,
+            target.digest,
+            step_count=source.step_count,
+            weights=target.weights,
+            outer=target.outer,
+            source_version=source.version,
         )
     return decided
 
@@ -261,19 +260,15 @@ def _admit_status(state: RunState, item: StatusItem) -> list[DeltaState]:
     state.status = item.status
     if item.status is not RunStatus.CLOSED:
         return []
-    left = [
-        Decided(name, Fate.EXPIRED, "the run was closed")
-        for fragment in state.fragments.values()
-        for name in fragment.pending
-    ]
-    return _decide(state, left)
+    left = [name for fragment in state.fragments.values() for name in fragment.pending]
+    return _decide(state, [Decided(name, Fate.EXPIRED, "the run was closed") for name in left])
 
 
 def _decide(state: RunState, decided: Iterable[Decided]) -> list[DeltaState]:
     result = []
-    for one in decided:
-        delta = state.deltas[one.delta]
-        del state.fragments[delta.item.fragment].pending[one.delta]
-        delta.fate, delta.reason = one.fate, one.reason
+    for decision in decided:
+        delta = state.deltas[decision.delta]
+        del state.fragments[delta.item.fragment].pending[decision.delta]
+        delta.fate, delta.reason = decision.fate, decision.reason
         result.append(delta)
     return result

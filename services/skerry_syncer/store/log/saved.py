@@ -6,63 +6,49 @@ pending deltas, and which delta a session has from which base.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterable
 from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from skerry.wire.policy import Policy
-from skerry_syncer.store.log.entries import FORMAT, Fate, RunSpec, RunStatus, check_format
-from skerry_syncer.store.log.state import DeltaState, FragmentState, LearnerState, RunState, VersionState
+from skerry_syncer.store.log.entries import FORMAT, Fate, RunSpec, check_format
+from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState, VersionState
 from skerry_syncer.store.objects.interface import read_json
 
-_DERIVED: Final = frozenset({"layout", "pending"})
-_FIELDS: Final = [field.name for field in fields(FragmentState) if field.name not in _DERIVED]
-_HINTS: Final = get_type_hints(FragmentState) | {"versions": list[VersionState]}
-_SavedFragment: Any = msgspec.defstruct("_SavedFragment", [(name, _HINTS[name]) for name in _FIELDS])
+
+def _fields(kind: type, *others: str) -> dict[str, Any]:
+    """Returns the types of the class's fields by name, without those that are saved in another way or not at all."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in others}
 
 
-class _SavedState(msgspec.Struct, omit_defaults=True):
-    """A checkpoint's JSON."""
+_FRAGMENT: Final = _fields(FragmentState, "layout", "pending", "versions")
+_RUN: Final = _fields(RunState, "spec", "forgets", "bases", "fragments", "deltas")
+_SavedFragment: Any = msgspec.defstruct("_SavedFragment", [*_FRAGMENT.items(), ("versions", list[VersionState])])
+_SavedRun: Any = msgspec.defstruct(
+    "_SavedRun",
+    [
+        ("format", int),
+        ("run_uid", str),
+        *_RUN.items(),
+        ("fragments", dict[str, _SavedFragment]),
+        ("deltas", list[DeltaState]),  # in log order
+    ],
+)
 
-    format: int
-    run_uid: str
-    position: int
-    head_digest: str
-    status: RunStatus
-    policy: Policy
-    checkpoint_at: int
-    fragments: dict[str, _SavedFragment]
-    deltas: list[DeltaState]  # in log order
-    learners: dict[str, LearnerState]
-    condemned_at: dict[str, int]
-    requests: dict[str, int]
-    age_s: float = 0.0
+
+def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def state_to_bytes(state: RunState) -> bytes:
     """Returns the state; equal states give equal bytes."""
-    saved = _SavedState(
-        FORMAT,
-        state.spec.uid,
-        state.position,
-        state.head_digest,
-        state.status,
-        state.policy,
-        state.checkpoint_at,
-        {name: _saved(fragment) for name, fragment in state.fragments.items()},
-        list(state.deltas.values()),
-        state.learners,
-        state.condemned_at,
-        state.requests,
-        state.age_s,
-    )
+    fragments = {
+        name: _SavedFragment(**_values(fragment, _FRAGMENT), versions=list(fragment.versions.values()))
+        for name, fragment in state.fragments.items()
+    }
+    deltas = list(state.deltas.values())
+    saved = _SavedRun(FORMAT, state.spec.uid, **_values(state, _RUN), fragments=fragments, deltas=deltas)
     return msgspec.json.encode(saved, order="deterministic")
-
-
-def _saved(fragment: FragmentState) -> Any:
-    values = {field: getattr(fragment, field) for field in _FIELDS}
-    return _SavedFragment(**values | {"versions": list(fragment.versions.values())})
 
 
 def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
@@ -71,22 +57,18 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     Raises:
         ValueError: not a state of this run that this version reads.
     """
-    saved = read_json(data, _SavedState)
+    saved = read_json(data, _SavedRun)
     check_format(saved.format)
     if saved.run_uid != spec.uid:
         raise ValueError(f"not this run's checkpoint. run_uid={saved.run_uid}")
-    state = RunState(spec, saved.policy, forgets=True)
+    state = RunState(spec, forgets=True, **_values(saved, _RUN))
     if saved.fragments.keys() != state.fragments.keys():
         raise ValueError("checkpoint is of other fragments")
-    state.position, state.head_digest, state.status = saved.position, saved.head_digest, saved.status
-    state.checkpoint_at, state.learners = saved.checkpoint_at, saved.learners
-    state.requests, state.age_s = saved.requests, saved.age_s
-    state.condemned_at.update(saved.condemned_at)
-    for name, fragment in saved.fragments.items():
-        values = msgspec.structs.asdict(fragment)
-        values["versions"] = {version.version: version for version in fragment.versions}
-        state.fragments[name] = FragmentState(state.fragments[name].layout, **values)
     state.deltas = {delta.item.delta: delta for delta in saved.deltas}
+    for name, fragment in saved.fragments.items():
+        versions = {version.version: version for version in fragment.versions}
+        layout = spec.fragment(name)
+        state.fragments[name] = FragmentState(layout, **_values(fragment, _FRAGMENT), versions=versions)
     try:
         _derive(state)
     except KeyError as error:
@@ -96,7 +78,8 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
 
 def _derive(state: RunState) -> None:
     """Finds what the bytes leave out: pending deltas, and the last delta of a session from each base."""
-    frozen = {member.delta for one in state.fragments.values() if one.closing for member in one.closing.members}
+    closings = [fragment.closing for fragment in state.fragments.values() if fragment.closing is not None]
+    frozen = {member.delta for closing in closings for member in closing.members}
     for name, delta in state.deltas.items():
         fragment = state.fragments[delta.item.fragment]
         if delta.fate is Fate.PENDING and name not in frozen:

@@ -169,29 +169,31 @@ class LearnerState:
         return len(self.sessions) > 1
 
 
+@dataclass(eq=False)
 class RunState:
-    """A run after the entries that were applied to it. Mutable; only the fold changes it."""
+    """A run after the entries that were applied to it; at first a draft. Only the fold changes it."""
 
-    def __init__(self, spec: RunSpec, policy: Policy | None = None, *, forgets: bool = False) -> None:
-        """Starts before the first entry, as a draft.
+    spec: RunSpec
+    policy: Policy = field(default_factory=Policy)
+    # Whether what the fold may forget is dropped from memory. Else it stays there for tools that read the whole
+    # history; the fold decides the same either way.
+    forgets: bool = field(default=False, kw_only=True)
+    status: RunStatus = RunStatus.DRAFT
+    position: int = 0
+    age_s: float = 0.0  # how long it had been served by then, as the entries say
+    head_digest: str = ""  # of the entry at `position`; before the first entry of `run.json`
+    fragments: dict[str, FragmentState] = field(init=False)
+    deltas: dict[str, DeltaState] = field(default_factory=dict)
+    learners: dict[str, LearnerState] = field(default_factory=dict)
+    condemned_at: dict[str, int] = field(default_factory=dict)  # names of objects, with the positions of their entries
+    requests: dict[str, int] = field(default_factory=dict)  # ids of policy changes and roll-backs, with their positions
+    bases: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (session, fragment, base version) -> delta
+    checkpoint_at: int = 0  # the position whose state the newest named checkpoint has
 
-        With `forgets`, what the fold may forget is dropped from memory. Without, it stays there for tools that read
-        the whole history; the fold decides the same either way.
-        """
-        self.spec = spec
-        self.policy = policy or Policy()
-        self.status = RunStatus.DRAFT
-        self.position = 0
-        self.age_s = 0.0  # how long it had been served by then, as the entries say
-        self.head_digest = spec.digest
-        self.fragments = {layout.name: FragmentState(layout) for layout in spec.fragments}
-        self.deltas: dict[str, DeltaState] = {}
-        self.learners: dict[str, LearnerState] = {}
-        self.condemned_at: dict[str, int] = {}  # names of objects, with the positions at which they were condemned
-        self.requests: dict[str, int] = {}  # request ids of policy changes and roll-backs, with their positions
-        self.bases: dict[tuple[str, str, int], str] = {}  # (session, fragment, base version) -> delta
-        self.checkpoint_at = 0  # the position whose state the newest named checkpoint has
-        self.forgets = forgets
+    def __post_init__(self) -> None:
+        """Starts before the first entry where nothing else is given."""
+        self.head_digest = self.head_digest or self.spec.digest
+        self.fragments = {layout.name: FragmentState(layout) for layout in self.spec.fragments}
 
     @property
     def condemned(self) -> KeysView[str]:

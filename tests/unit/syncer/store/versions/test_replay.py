@@ -162,9 +162,8 @@ async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> No
     driver = await Driver.start(LAYOUT, Policy(planned_step_count=24 * 8))
 
     async def momentum_of_a_round() -> float:
-        return float32s_from_hex(
-            [(await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])).scalars.momentum]
-        )[0]
+        item = await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
+        return float(float32s_from_hex([item.scalars.momentum])[0])
 
     assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
     driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from itertools import pairwise
+from collections.abc import AsyncIterator
 from typing import Final
 
 from skerry.runtime.identifiers import Entropy
@@ -54,7 +53,7 @@ async def newest_state(objects: Objects, spec: RunSpec, *, at_most: int | None =
         StoreUnavailableError: the store can't be read.
     """
     prefix = run_prefix(spec.name, spec.uid)
-    async for name, position in _found(objects, prefix):
+    async for name, position in _stored(objects, prefix):
         if at_most is not None and position > at_most:
             continue
         try:
@@ -97,31 +96,14 @@ async def write_checkpoint(log: RunLog) -> None:
     if outcome.rejection is not None:
         await log.objects.delete([path])
         return
-    found = [one async for one in _found(log.objects, log.prefix)]
-    gone = superfluous([position for _, position in found])
-    if gone:
-        await log.objects.delete([f"{log.prefix}/{name}" for name, position in found if position in gone])
+    stored = [checkpoint async for checkpoint in _stored(log.objects, log.prefix)]
+    newest = sorted({position for _, position in stored})[-KEPT_CHECKPOINTS:]
+    old = [f"{log.prefix}/{name}" for name, position in stored if position < newest[0]]
+    if old:
+        await log.objects.delete(old)
 
 
-def superfluous(positions: Sequence[int]) -> set[int]:
-    """Returns which checkpoints of these positions, from the newest to the oldest, may go.
-
-    The newest ones stay, the oldest one, and between them some: the distance between two that stay is at most the
-    distance from the newer one to the end, or one interval. So about 2 log2(n) of n checkpoints stay.
-    """
-    distinct = sorted(set(positions), reverse=True)
-    if len(distinct) <= KEPT_CHECKPOINTS:
-        return set()
-    gone, end, kept = set(), distinct[0], distinct[KEPT_CHECKPOINTS - 1]
-    for position, older in pairwise(distinct[KEPT_CHECKPOINTS:]):
-        if end - older <= 2 * (end - kept):
-            gone.add(position)
-        else:
-            kept = position
-    return gone
-
-
-async def _found(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]]:
+async def _stored(objects: Objects, prefix: str) -> AsyncIterator[tuple[str, int]]:
     """Yields the names of checkpoints and their positions, the newest first."""
     folder = f"{prefix}/{_FOLDER}/"
     names = [info.name.removeprefix(folder) async for info in objects.list(folder)]
@@ -150,7 +132,7 @@ async def _naming_item(objects: Objects, prefix: str, name: str, position: int) 
         ValueError: an entry can't be read, or there is none near the position.
     """
     for start in range(position + 1, position + 1 + _NAMED_WITHIN, _READ_AT_ONCE):
-        names = (entry_name(prefix, at) for at in range(start, start + _READ_AT_ONCE))
+        names = (entry_name(prefix, number) for number in range(start, start + _READ_AT_ONCE))
         for data in await asyncio.gather(*map(objects.get, names), return_exceptions=True):
             if isinstance(data, BaseException):
                 raise data

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from blake3 import blake3
@@ -59,17 +59,13 @@ class ObjectRef(msgspec.Struct, frozen=True):
     digest: str  # BLAKE3 in hex: for parts of the uncompressed frames, for updates and snapshots of the object
 
 
-class _Kind:
-    """The `kind` of an item's class in the log."""
-
-    def __get__(self, item: object, owner: type[msgspec.Struct]) -> str:
-        return str(owner.__struct_config__.tag)
-
-
 class _Item(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"):
     """One decision."""
 
-    kind: ClassVar[_Kind] = _Kind()
+    @property
+    def kind(self) -> str:
+        """Its `kind` in the log."""
+        return str(self.__struct_config__.tag)
 
 
 class SessionItem(_Item, frozen=True, tag="session"):
@@ -296,17 +292,18 @@ def bytes_digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def check_format(found: int) -> None:
+def check_format(format_number: int) -> None:
     """Refuses an object of another format.
 
     Raises:
         NewerFormatError: a newer version wrote it.
         ValueError: no version that this one can read wrote it.
     """
-    if found > FORMAT:
-        raise NewerFormatError(f"written by a newer version; upgrade to read it. format={found}, known={FORMAT}")
-    if found != FORMAT:
-        raise ValueError(f"format is not known. format={found}, known={FORMAT}")
+    facts = f"format={format_number}, known={FORMAT}"
+    if format_number > FORMAT:
+        raise NewerFormatError(f"written by a newer version; upgrade to read it. {facts}")
+    if format_number != FORMAT:
+        raise ValueError(f"format is not known. {facts}")
 
 
 def _to_float(value: object) -> float:
@@ -358,12 +355,15 @@ class RunSpec:
         def tensors(layout: FragmentLayout) -> list[dict[str, Any]]:
             return [{"name": t.name, "shape": list(t.shape), "dtype": self.dtypes[t.name]} for t in layout.tensors]
 
-        values: dict[str, Any] = {"format": FORMAT, "name": self.name, "uid": self.uid}
-        values["created_at_unix_s"] = self.created_at_unix_s
-        values["fragments"] = [{"name": one.name, "tensors": tensors(one)} for one in self.fragments]
-        if self.untrained:
-            values["untrained"] = [one.to_json() for one in self.untrained]
-        return canonical_json(values)
+        values = {
+            "format": FORMAT,
+            "name": self.name,
+            "uid": self.uid,
+            "created_at_unix_s": self.created_at_unix_s,
+            "fragments": [{"name": layout.name, "tensors": tensors(layout)} for layout in self.fragments],
+        }
+        untrained = [tensor.to_json() for tensor in self.untrained]
+        return canonical_json(values | ({"untrained": untrained} if untrained else {}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RunSpec:
@@ -382,5 +382,5 @@ class RunSpec:
             for f in values["fragments"]
         )
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
-        untrained = tuple(UntrainedTensor.from_json(one) for one in values.get("untrained", ()))
+        untrained = tuple(UntrainedTensor.from_json(tensor) for tensor in values.get("untrained", ()))
         return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"], untrained)

@@ -29,7 +29,7 @@ from skerry_syncer.rounds.engine import Decisions, RoundEngine
 from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import StoreError
-from skerry_syncer.store.log import checks, fold
+from skerry_syncer.store.log import fold
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, SessionItem
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState, VersionState
@@ -79,14 +79,15 @@ def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         return None
 
-    patch.setattr(checks, "check_repeated_base", none)
+    patch.setattr(fold, "check_repeated_base", none)
     _resends_with_a_new_id(patch)
 
 
 def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     """The fold takes deltas of every session, fenced or not, and the client does not stop when it is fenced."""
-    patch.setattr(checks, "check_live", lambda *_: None)
-    patch.setitem(checks.CHECKS, SessionItem, lambda state, _: checks.check_open(state))
+    _, apply = fold.RULES[SessionItem]
+    patch.setattr(fold, "check_live", lambda *_: None)
+    patch.setitem(fold.RULES, SessionItem, (lambda state, _: fold.check_open(state), apply))
 
 
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:

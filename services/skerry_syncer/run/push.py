@@ -21,8 +21,8 @@ from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.lifecycle import uid_of_draft
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 from skerry_syncer.run.replica import RunReplica
-from skerry_syncer.store.log.checks import check_push
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem
+from skerry_syncer.store.log.fold import check_push
 from skerry_syncer.store.log.run_log import AppendTooLargeError
 from skerry_syncer.store.log.state import DeltaState, Rejection
 from skerry_syncer.store.versions.blobs import StoredPart, StoredParts, summed_norms

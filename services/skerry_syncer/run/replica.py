@@ -31,7 +31,6 @@ from skerry_syncer.run.pace import Pace, wait
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
-from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
     ClosedItem,
@@ -42,6 +41,7 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
+from skerry_syncer.store.log.fold import check_item
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError

@@ -24,7 +24,6 @@ from skerry_syncer.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
     Entry,
     Item,
@@ -35,7 +34,7 @@ from skerry_syncer.store.log.entries import (
     item_to_json,
     run_prefix,
 )
-from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.fold import apply_entry, check_item
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.put_if_absent import Creator

@@ -8,7 +8,6 @@ from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import LogCorruptError
-from skerry_syncer.store.log.checks import check_item
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
@@ -33,7 +32,7 @@ from skerry_syncer.store.log.entries import (
     StatusItem,
     item_to_json,
 )
-from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.fold import apply_entry, check_item
 from skerry_syncer.store.log.state import Outcome, RunState
 
 EMBED, BODY = "embed", "body"

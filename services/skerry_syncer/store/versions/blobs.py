@@ -42,7 +42,6 @@ SnapshotKind = Literal["weights", "momentum", "residual"]
 _HEADER_READ_BYTES: Final = 2**14
 _MAX_HEADER_BYTES: Final = 2**26
 _READS_AT_ONCE: Final = 16
-_JOINED_COUNT: Final = 1024  # tensors of a snapshot that go together; they take the event loop some milliseconds
 # Of a run's parts in memory, decompressed, until they are merged: int4 deltas of 120 million elements.
 _RECENT_PARTS_BYTES: Final = 64 * 2**20
 _RECENT_UPDATES_BYTES: Final = 32 * 2**20  # of a run's newest updates in memory, which every learner pulls
@@ -204,7 +203,7 @@ class Blobs:
 
         async def hashed() -> AsyncIterator[bytes]:
             async for piece in snapshot_pieces(fragment, version, kind, tensors):
-                await self._hash(hasher, piece)
+                await self._workers.run(hasher.update, piece)
                 yield piece
 
         numel = sum(values.size for values in tensors.values())
@@ -246,7 +245,7 @@ class Blobs:
         hasher, size = blake3(), 0
         try:
             async for piece in self.read(ref):
-                await self._hash(hasher, piece)
+                await self._workers.run(hasher.update, piece)
                 size += len(piece)
                 if size >= ref.size_bytes and hasher.hexdigest() != ref.digest:
                     break
@@ -269,13 +268,6 @@ class Blobs:
             raise
         self.is_full = False
         return size
-
-    async def _hash(self, hasher: blake3, piece: bytes) -> None:
-        # BLAKE3 releases the GIL. A small piece takes less time than handing it to a thread.
-        if len(piece) < STREAM_CHUNK_BYTES // 16:
-            hasher.update(piece)
-        else:
-            await self._workers.run(hasher.update, piece)
 
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
         """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""
@@ -322,7 +314,7 @@ async def snapshot_pieces(
     for piece in chain.from_iterable(map(tensor_bytes, tensors.values())):
         waiting.append(piece)  # small tensors go together: each piece that is yielded costs some jobs of workers
         size += len(piece)
-        if size >= STREAM_CHUNK_BYTES or len(waiting) == _JOINED_COUNT:
+        if size >= STREAM_CHUNK_BYTES:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:

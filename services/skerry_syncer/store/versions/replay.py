@@ -10,6 +10,7 @@ and the bits of these, in hex, in the log.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -175,15 +176,13 @@ class Replayer:
         while True:
             base = self.base(version, with_outer=False)
             try:
-                try:
-                    await self.read_vector(base.weights, weights)
-                except UnreadableObjectError as error:
-                    _LOG.warning("snapshot can't be used, looking for an older one", cause=str(error))
-                    continue
-                await self._follow(base, version, weights)
-            except CollectedError:
+                await self.read_vector(base.weights, weights)
+            except (CollectedError, UnreadableObjectError) as error:
+                _LOG.warning("snapshot can't be used, looking for another", cause=str(error))
                 continue
-            return weights
+            with suppress(CollectedError):
+                await self._follow(base, version, weights)
+                return weights
 
     async def _follow(self, base: VersionState, version: int, weights: Float32s) -> None:
         """Takes `weights`, in place, from those of `base` to those of `version` by the updates between."""
@@ -282,21 +281,23 @@ class Replayer:
             ObjectMissingError: all of them were collected.
             UnreadableObjectError: there is none that can be read. The next call tries all of them again.
         """
-        at, unreadable = self._version(version), self._run.blobs.unreadable
+        self._version(version)
+        versions, unreadable = self._run.state.fragments[self._layout.name].versions, self._run.blobs.unreadable
         skipped: set[str] = set()
-        while True:
-            refs = (*at.weights, *(at.outer if with_outer else ()))
-            if at.weights and self.has_all(refs):
+        number = version
+        while number in versions:
+            candidate = versions[number]
+            refs = (*candidate.weights, *(candidate.outer if with_outer else ()))
+            if candidate.weights and self.has_all(refs):
                 damaged = unreadable.intersection(ref.name for ref in refs)
                 if not damaged:
-                    return at
+                    return candidate
                 skipped |= damaged
-            if at.version - 1 not in self._run.state.fragments[self._layout.name].versions:
-                if not skipped:
-                    raise ObjectMissingError(f"what leads to the version was collected. {self._where(version)}")
-                unreadable -= skipped
-                raise UnreadableObjectError(min(skipped), f"no other snapshot leads there. {self._where(version)}")
-            at = self._version(at.version - 1)
+            number -= 1
+        if not skipped:
+            raise ObjectMissingError(f"what leads to the version was collected. {self._where(version)}")
+        unreadable -= skipped
+        raise UnreadableObjectError(min(skipped), f"no other snapshot leads there. {self._where(version)}")
 
     def _where(self, version: int) -> str:
         return f"fragment={self._layout.name}, version={version}"
@@ -354,16 +355,12 @@ def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]
 async def weights_digest(weights: Float32s, *, workers: Workers) -> str:
     """Returns the tree digest in hex, its leaves hashed on worker threads."""
 
-    async def jobs() -> AsyncIterator[Callable[[], bytes]]:
+    async def jobs() -> AsyncIterator[Callable[[], list[bytes]]]:
         for first in range(0, len(weights), LEAF_NUMEL):
-            yield partial(_leaf, weights[first : first + LEAF_NUMEL])
+            yield partial(list, tree_leaves(weights[first : first + LEAF_NUMEL]))
 
-    return tree_root(len(weights), await run_jobs(workers, jobs())).hex()
-
-
-def _leaf(values: Float32s) -> bytes:
-    (leaf,) = tree_leaves(values)
-    return leaf
+    leaves = [leaf for (leaf,) in await run_jobs(workers, jobs())]
+    return tree_root(len(weights), leaves).hex()
 
 
 def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Float32s]:

@@ -473,12 +473,3 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
         with pytest.raises(LogCorruptError):
             apply_entry(state, bad, bad.to_bytes())
     assert apply_entry(state, good, good.to_bytes()) == ()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b"{}", b'{"format":0}', b'{"format":1,"position":"1"}', b"\xff"],
-)
-def test_bytes_that_are_no_entry_are_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        Entry.from_bytes(data)

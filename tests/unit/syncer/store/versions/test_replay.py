@@ -1,4 +1,7 @@
-"""Any version is rebuilt bit for bit: from its deltas, along the updates, across snapshots and roll-backs."""
+"""Any version is rebuilt bit for bit: from its deltas, along the updates, across snapshots and roll-backs.
+
+Objects that are lost or damaged are named, and gone around where there is a way.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.algorithm.step import TORN, OuterState
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
+from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
-from skerry_syncer.store.log.entries import CollectedItem, RollbackFragment, RollbackItem
+from skerry_syncer.store.log.entries import CollectedItem, ObjectRef, RollbackFragment, RollbackItem
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32s_from_hex
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 NO_FILES = Scratch(None)
@@ -31,6 +39,10 @@ def assert_same_bits(one: OuterState, other: OuterState) -> None:
     assert one.version == other.version
     for name in ("weights", "momentum", "residual"):
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+
+
+def replayer(driver: Driver) -> Replayer:
+    return Replayer(driver.run, FRAGMENT, driver.workers)
 
 
 async def trained(round_count: int, *, seed: int = 0, policy: Policy | None = None, snapshot_at: int = -1) -> Driver:
@@ -60,8 +72,7 @@ async def test_replay_gives_weights_momentum_and_residual_bit_for_bit(
 ) -> None:
     policy = Policy(merge=rule, outer=OuterOptimizer(momentum=momentum), update_encoding=Encoding(codec, block=block))
     driver = await trained(4, seed=seed, policy=policy)
-    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(4, NO_FILES)
-    assert_same_bits(again, driver.state)
+    assert_same_bits(await replayer(driver).rebuild(4, NO_FILES), driver.state)
 
 
 @settings(max_examples=15)
@@ -104,7 +115,7 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
 @given(seed=st.integers(0, 1000), codec=st.sampled_from(Codec))
 async def test_following_the_updates_gives_the_syncers_weights_bit_for_bit(seed: int, codec: Codec) -> None:
     driver = await trained(5, seed=seed, policy=Policy(update_encoding=Encoding(codec, block=8)))
-    weights = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(5)
+    weights = await replayer(driver).weights_at(5)
     assert weights.tobytes() == driver.state.weights.tobytes()
     assert tree_digest(weights).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
 
@@ -120,41 +131,39 @@ async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
     ]
     await driver.append(CollectedItem(tuple(before)))
     await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in before])
-    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
-    assert_same_bits(again, driver.state)
+    assert_same_bits(await replayer(driver).rebuild(5, NO_FILES), driver.state)
     # Without their deltas, the versions before the snapshot are only known by the updates.
     with pytest.raises(ObjectMissingError):
-        await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
-    await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(2)
+        await replayer(driver).rebuild(2, NO_FILES)
+    await replayer(driver).weights_at(2)
 
 
 async def test_a_state_that_lags_is_brought_up_by_the_rounds_it_missed() -> None:
     driver = await trained(4)
-    lagging = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
-    await Replayer(driver.run, FRAGMENT, driver.workers).advance(lagging, 4, NO_FILES)
+    lagging = await replayer(driver).rebuild(1, NO_FILES)
+    await replayer(driver).advance(lagging, 4, NO_FILES)
     assert_same_bits(lagging, driver.state)
 
 
 async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     driver = await trained(3)
     newest = [values.copy() for values in (driver.state.weights, driver.state.momentum)]
-    source = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    source = await replayer(driver).rebuild(1, NO_FILES)
     driver.state = source
     refs = await driver.write_snapshot(4)
     digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
     await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:]),)))
     source.version = 4
     await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
-    again = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(5, NO_FILES)
-    assert_same_bits(again, driver.state)
-    abandoned = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(3, NO_FILES)
+    assert_same_bits(await replayer(driver).rebuild(5, NO_FILES), driver.state)
+    abandoned = await replayer(driver).rebuild(3, NO_FILES)
     assert abandoned.weights.tobytes() == newest[0].tobytes()
     assert abandoned.momentum.tobytes() == newest[1].tobytes()
-    along = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(3)
+    along = await replayer(driver).weights_at(3)
     assert along.tobytes() == newest[0].tobytes()
     # A state from before the roll-back is carried over it as well.
-    old = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(2, NO_FILES)
-    await Replayer(driver.run, FRAGMENT, driver.workers).advance(old, 5, NO_FILES)
+    old = await replayer(driver).rebuild(2, NO_FILES)
+    await replayer(driver).advance(old, 5, NO_FILES)
     assert_same_bits(old, driver.state)
 
 
@@ -166,7 +175,7 @@ async def test_a_roll_back_takes_a_planned_run_back_to_before_it_settled() -> No
         return float(float32s_from_hex([item.scalars.momentum])[0])
 
     assert [await momentum_of_a_round() > 0 for _ in range(9)] == [True] * 8 + [False]
-    driver.state = await Replayer(driver.run, FRAGMENT, driver.workers).rebuild(1, NO_FILES)
+    driver.state = await replayer(driver).rebuild(1, NO_FILES)
     refs = await driver.write_snapshot(10)
     digest = driver.log.state.fragments[FRAGMENT].versions[1].digest
     await driver.append(RollbackItem("back", 1, (RollbackFragment(FRAGMENT, 10, 1, digest, refs[:1], refs[1:]),)))
@@ -190,7 +199,7 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
         [await threaded.push(nth, values, encoding=INT4, cuts=cuts) for nth, values in enumerate(deltas)]
     )
     assert_same_bits(plain.state, threaded.state)
-    again = await Replayer(threaded.run, FRAGMENT, workers).rebuild(1, threaded.scratch)
+    again = await replayer(threaded).rebuild(1, threaded.scratch)
     assert_same_bits(again, plain.state)
     assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
@@ -230,30 +239,117 @@ async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: py
     driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
     item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
     assert len(item.update) == 3
-    weights = await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(1)
+    weights = await replayer(driver).weights_at(1)
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
-async def test_a_damaged_update_or_snapshot_is_told_apart_from_a_missing_version() -> None:
+async def test_a_damaged_update_is_named_and_told_apart_from_a_missing_version() -> None:
     driver = await trained(2)
-    fragment = driver.log.state.fragments[FRAGMENT]
     with pytest.raises(ObjectMissingError):
-        await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(3)
-    commit = fragment.versions[1].commit
+        await replayer(driver).weights_at(3)
+    commit = driver.log.state.fragments[FRAGMENT].versions[1].commit
     assert commit is not None
     await driver.damage(commit.commit.update[0].name)
-    with pytest.raises(UnreadableObjectError):
-        await Replayer(driver.run, FRAGMENT, driver.workers).weights_at(2)
-    await driver.damage(fragment.versions[0].weights[0].name)
-    weights, momentum, residual = NO_FILES.zeros(3, LAYOUT.numel)
-    state = OuterState(weights, momentum, residual, 0)
-    with pytest.raises(UnreadableObjectError):
-        await Replayer(driver.run, FRAGMENT, driver.workers).load_snapshot(fragment.versions[0], state)
-    assert state.version == TORN
+    with pytest.raises(UnreadableObjectError) as caught:
+        await replayer(driver).weights_at(2)
+    assert caught.value.name == commit.commit.update[0].name
 
 
-async def test_a_torn_state_is_refused() -> None:
+async def test_a_state_that_could_not_be_loaded_is_torn_and_refused() -> None:
     driver = await trained(1)
-    driver.state.version = TORN
+    initial = driver.log.state.fragments[FRAGMENT].versions[0]
+    await driver.damage(initial.weights[0].name)
+    with pytest.raises(UnreadableObjectError):
+        await replayer(driver).load_snapshot(initial, driver.state)
+    assert driver.state.version == TORN
     with pytest.raises(ValueError, match="advance"):
-        await Replayer(driver.run, FRAGMENT, driver.workers).advance(driver.state, 1, NO_FILES)
+        await replayer(driver).advance(driver.state, 1, NO_FILES)
+
+
+def snapshot_refs(driver: Driver, version: int) -> list[ObjectRef]:
+    """Returns weights, momentum and residual of a version's snapshot."""
+    state = driver.log.state.fragments[FRAGMENT].versions[version]
+    return [*state.weights, *state.outer]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["weights", "momentum", "residual"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["flipped", "lost"])
+async def test_a_damaged_snapshot_is_gone_around_by_an_older_one(part: int, is_lost: bool) -> None:
+    driver = await trained(3, snapshot_at=3)
+    name = snapshot_refs(driver, 3)[part].name
+    if is_lost:
+        await driver.objects.delete([f"{driver.log.prefix}/{name}"])
+    else:
+        await driver.damage(name)
+    assert_same_bits(await replayer(driver).rebuild(3, NO_FILES), driver.state)
+    weights = await replayer(driver).weights_at(3)
+    assert weights.tobytes() == driver.state.weights.tobytes()
+
+
+async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() -> None:
+    driver = await trained(3, snapshot_at=2)
+    names = [refs.name for version in (0, 2) for refs in snapshot_refs(driver, version)]
+    kept = {name: await driver.objects.get(f"{driver.log.prefix}/{name}") for name in names}
+    for name in names:
+        await driver.damage(name)
+    for _ in range(2):
+        with pytest.raises(UnreadableObjectError) as caught:
+            await replayer(driver).rebuild(3, NO_FILES)
+        assert caught.value.name in names
+        with pytest.raises(UnreadableObjectError):
+            await replayer(driver).weights_at(3)
+    for name, data in kept.items():
+        await driver.objects.delete([f"{driver.log.prefix}/{name}"])
+        await driver.objects.write(f"{driver.log.prefix}/{name}", data)
+    assert_same_bits(await replayer(driver).rebuild(3, NO_FILES), driver.state)
+    assert not driver.run.blobs.unreadable
+
+
+class ReadObjects(DictObjects):
+    """A store that remembers what was read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def _data(self, name: str) -> bytes:
+        self.read.append(name)
+        return super()._data(name)
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+async def test_a_replica_that_was_away_takes_the_newest_snapshot_and_no_delta_before_it(is_collected: bool) -> None:
+    objects = ReadObjects()
+    driver = await Driver.start(LAYOUT, (await trained(0)).log.state.policy, objects=objects)
+    late = Run(
+        objects,
+        driver.log.spec,
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        workers=driver.workers,
+        writer="late",
+    )
+    merger = Merger(late, workers=driver.workers, scratch=NO_FILES)
+    values = np.ones(LAYOUT.numel)
+
+    async def merge_late() -> None:
+        closing = await driver.close([await driver.push(0, values)])
+        await late.log.tail()
+        await merger.merge(closing)
+        await driver.log.tail()
+        driver.state = await replayer(driver).rebuild(closing.version, NO_FILES)
+
+    await merge_late()  # its cache has version 1 now
+    missed = [await driver.push(0, values) for _ in range(1)]
+    await driver.round(missed)
+    missed.append(await driver.push(0, values))
+    await driver.round(missed[1:])
+    await driver.snapshot()
+    names = [part.name for delta in missed for part in delta.parts]
+    if is_collected:
+        await driver.append(CollectedItem(tuple(names)))
+        await objects.delete([f"{driver.log.prefix}/{name}" for name in names])
+    objects.read.clear()
+    await merge_late()
+    assert late.state.fragments[FRAGMENT].version == 4
+    assert not set(objects.read) & {f"{driver.log.prefix}/{name}" for name in names}

@@ -214,15 +214,15 @@ class RunLog:
         position, previous = start, None
         while stop is None or position < stop:
             width = _READ_AHEAD if stop is None else min(_READ_AHEAD, stop - position)
-            found, _ = await self._read(position, width)
-            for data in found:
+            entries, _ = await self._read(position, width)
+            for data in entries:
                 entry = self._parse(position, data)
                 if entry.position != position or previous not in (None, entry.previous):
                     raise LogCorruptError(f"log entry does not follow. run={self.spec.name}, position={position}")
                 previous = bytes_digest(data)
                 yield entry, data
                 position += 1
-            if len(found) < width:
+            if len(entries) < width:
                 return
 
     async def close(self) -> None:
@@ -388,14 +388,14 @@ class RunLog:
         position, digest = self._anchor
         following = (self.state.position, self.state.head_digest)
         data = await self._read_one(position) if position <= self.state.position else None
-        found = f"missing, log ends at {self.state.position}" if data is None else bytes_digest(data)
-        if found != digest:
-            facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={found}"
+        actual = f"missing, log ends at {self.state.position}" if data is None else bytes_digest(data)
+        if actual != digest:
+            facts = f"run={self.spec.name}, position={position}, expected={digest}, actual={actual}"
             self._fail_for_good(f"store lost or changed a log entry that was durable. {facts}")
         self._anchor, self._anchor_checked_at = following, now
 
-    def _fail_for_good(self, what: str) -> NoReturn:
-        self.failure = failure = LogCorruptError(what)
+    def _fail_for_good(self, problem: str) -> NoReturn:
+        self.failure = failure = LogCorruptError(problem)
         raise failure
 
     def _raise_failure(self) -> None:

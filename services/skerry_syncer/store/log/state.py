@@ -126,12 +126,16 @@ class FragmentState:
 
     def known(self) -> dict[int, VersionState]:
         """Returns by number the versions that are not forgotten, and those of which the weights are not."""
-        return {number: one for number, one in self.versions.items() if number >= self.oldest or number in self.kept}
+        return {
+            number: version for number, version in self.versions.items() if number >= self.oldest or number in self.kept
+        }
 
     def at(self, position: int) -> VersionState | None:
         """Returns the known version that was the newest at a log position, or None."""
-        found = [one for one in self.known().values() if one.position <= position and not 0 < one.until <= position]
-        return max(found, key=lambda one: one.version, default=None)
+        for _, version in sorted(self.known().items(), reverse=True):
+            if version.position <= position and not 0 < version.until <= position:
+                return version
+        return None
 
     def rounds_behind(self, base_version: int, inner_step_count: int) -> int:
         """Returns by how many rounds of H steps the run went on since a version; 0 where it was rolled back."""
@@ -217,8 +221,8 @@ class RunState:
 
     def delta(self, name: str) -> DeltaState | None:
         """Returns an accepted delta that is not forgotten, or None."""
-        found = self.deltas.get(name)
-        return None if found is None or self.is_forgotten(found) else found
+        delta = self.deltas.get(name)
+        return None if delta is None or self.is_forgotten(delta) else delta
 
     def is_forgotten(self, delta: DeltaState) -> bool:
         """Whether a delta is behind the horizon, and not its learner's last one of the fragment.
@@ -264,20 +268,20 @@ class RunState:
         None is below `lowest`: the oldest that is remembered for what the fold decides, 0 for all that is known.
         """
         for number in range(newest, lowest - 1, -1):
-            at = fragment.versions.get(number)
-            if at is None:
+            version = fragment.versions.get(number)
+            if version is None:
                 return
-            yield at
-            if at.weights and self.condemned.isdisjoint(ref.name for ref in (*at.weights, *at.outer)):
+            yield version
+            if version.weights and self.condemned.isdisjoint(ref.name for ref in (*version.weights, *version.outer)):
                 return
 
     def chain_of_rounds(self, fragment: FragmentState) -> Iterator[CommitRecord]:
         """Yields the remembered rounds that led to the newest version, newest first, back to a roll-back."""
         for number in range(fragment.version, fragment.oldest - 1, -1):
-            at = fragment.versions.get(number)
-            if at is None or at.commit is None:
+            version = fragment.versions.get(number)
+            if version is None or version.commit is None:
                 return
-            yield at.commit
+            yield version.commit
 
     def round_refs(self, version: VersionState) -> Iterator[ObjectRef]:
         """Yields the objects of the round that made a version: its update, and the deltas that went into it."""

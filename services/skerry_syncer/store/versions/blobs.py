@@ -130,7 +130,7 @@ class Blobs:
 
     async def list_parts(self, fragment: str, delta: str) -> list[StoredPart]:
         """Returns the durable parts of a delta in element order, one per range and digest, without condemned ones."""
-        found: dict[tuple[int, int, str], ObjectRef] = {}
+        refs: dict[tuple[int, int, str], ObjectRef] = {}
         async for info in self._objects.list(self._path(f"deltas/{fragment}/{delta}")):
             name = info.name.removeprefix(f"{self._prefix}/")
             match = _PART.fullmatch(name.rpartition("/")[2])
@@ -139,16 +139,16 @@ class Blobs:
             key = (int(match[1]), int(match[2]), match[3])
             ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
             # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
-            found[key] = min(ref, found.get(key, ref), key=lambda one: one.name)
-        if found:  # their writers may have been killed before they had synced the folder
-            await self._objects.sync_parent(*(self._path(ref.name) for ref in found.values()))
+            refs[key] = min(ref, refs.get(key, ref), key=lambda part: part.name)
+        if refs:  # their writers may have been killed before they had synced the folder
+            await self._objects.sync_parent(*(self._path(ref.name) for ref in refs.values()))
         limit = asyncio.Semaphore(_READS_AT_ONCE)
 
         async def stored(ref: ObjectRef) -> StoredPart | None:
             async with limit:
                 return await self._stored_part(ref)
 
-        parts = await asyncio.gather(*(stored(found[key]) for key in sorted(found)))
+        parts = await asyncio.gather(*(stored(refs[key]) for key in sorted(refs)))
         return [part for part in parts if part is not None]
 
     async def part_frames(self, ref: ObjectRef) -> AsyncIterator[bytes | memoryview]:

@@ -121,14 +121,14 @@ class Replayer:
             return
         with scratch.lent(self._layout.numel) as acc:
             while state.version < version:
-                at = self._version(state.version + 1)
-                if at.commit is None:
-                    await self.load_snapshot(at, state)
+                following = self._version(state.version + 1)
+                if following.commit is None:
+                    await self.load_snapshot(following, state)
                     continue
-                replayed = await self.replay(at.commit, state, acc)
-                if replayed.digest != at.digest:
+                replayed = await self.replay(following.commit, state, acc)
+                if replayed.digest != following.digest:
                     state.version = TORN
-                    raise self._differs("replay differs", at, replayed.digest)
+                    raise self._differs("replay differs", following, replayed.digest)
 
     async def replay(
         self,
@@ -227,7 +227,7 @@ class Replayer:
             except FrameError as error:
                 raise UnreadableObjectError(ref.name, error) from error
 
-    async def load_snapshot(self, at: VersionState, state: OuterState) -> None:
+    async def load_snapshot(self, source: VersionState, state: OuterState) -> None:
         """Fills `state` from a version's own snapshot; absent momentum and residual are zero.
 
         Raises:
@@ -235,16 +235,16 @@ class Replayer:
             UnreadableObjectError: it can't be read, or its weights don't have the digest that the log names; likewise.
         """
         state.version = TORN
-        if not at.weights:
-            raise ObjectMissingError(f"version has no snapshot. {self._where(at.version)}")
-        await self.read_vector(at.weights, state.weights)
+        if not source.weights:
+            raise ObjectMissingError(f"version has no snapshot. {self._where(source.version)}")
+        await self.read_vector(source.weights, state.weights)
         digest = await weights_digest(state.weights, workers=self._workers)
-        if digest != at.digest:
-            raise self._differs("snapshot differs", at, digest)
-        momentum, residual = outer_refs(at)
+        if digest != source.digest:
+            raise self._differs("snapshot differs", source, digest)
+        momentum, residual = outer_refs(source)
         await self.read_vector(momentum, state.momentum)
         await self.read_vector(residual, state.residual)
-        state.version = at.version
+        state.version = source.version
 
     async def read_vector(self, refs: Sequence[ObjectRef], out: Float32s) -> None:
         """Fills `out` (numel,) from the objects of a snapshot, or with zeros if there are none.
@@ -302,9 +302,9 @@ class Replayer:
     def _where(self, version: int) -> str:
         return f"fragment={self._layout.name}, version={version}"
 
-    def _differs(self, what: str, at: VersionState, digest: str) -> UnreadableObjectError:
-        cause = f"{what} from the log. expected={at.digest}, actual={digest}"
-        return UnreadableObjectError(f"{self._layout.name} version {at.version}", cause)
+    def _differs(self, problem: str, version: VersionState, digest: str) -> UnreadableObjectError:
+        cause = f"{problem} from the log. expected={version.digest}, actual={digest}"
+        return UnreadableObjectError(f"{self._layout.name} version {version.version}", cause)
 
 
 async def accumulate_deltas(

@@ -13,33 +13,34 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-from tests.fuzz import conversations
-from tests.fuzz.campaign import Result, hunt
-from tests.fuzz.decoders import DECODERS
-
-_FINDINGS = Path("build/fuzz")
-_TARGETS: dict[str, Callable[[str, float], Result]] = {
-    **{name: partial(hunt, decoder) for name, decoder in DECODERS.items()},
-    **conversations.TARGETS,
-}
+_FINDINGS: Final = Path("build/fuzz")
 
 
 def main() -> None:
+    os.environ["GRPC_VERBOSITY"] = "NONE"  # which gRPC reads when it is imported: it logs every call that is cut
+    import skerry  # noqa: F401 - before gRPC, whose handlers of fork() it turns off
+    from tests.fuzz import conversations
+    from tests.fuzz.campaign import Result, hunt
+    from tests.fuzz.decoders import DECODERS
+
+    targets: dict[str, Callable[[str, float], Result]] = {
+        **{name: partial(hunt, decoder) for name, decoder in DECODERS.items()},
+        **conversations.TARGETS,
+    }
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all of them (1)")
-    parser.add_argument("--only", choices=_TARGETS, action="append", help="one of them; may be given several times")
+    parser.add_argument("--only", choices=targets, action="append", help="one of them; may be given several times")
     parser.add_argument("--seed", default=str(time.time_ns()), help="the same seed makes the same inputs")
-    given = parser.parse_args()
-    os.environ["GRPC_VERBOSITY"] = "NONE"  # it logs every call that is cut
-    names = given.only or list(_TARGETS)
-    print(
-        f"seed {given.seed}\n{'decoder':16}{'inputs':>12}{'a second':>10}{'right':>8}{'slowest ms':>12}{'MiB more':>10}"
-    )
+    arguments = parser.parse_args()
+    names = arguments.only or list(targets)
+    print(f"seed {arguments.seed}")
+    print(f"{'decoder':16}{'inputs':>12}{'a second':>10}{'right':>8}{'slowest ms':>12}{'MiB more':>10}")
     found = False
     for name in names:
         began_s = time.monotonic()
-        result = _TARGETS[name](given.seed, 60 * given.minutes / len(names))
+        result = targets[name](arguments.seed, 60 * arguments.minutes / len(names))
         rate = result.inputs / (time.monotonic() - began_s)
         right = result.accepted / max(result.inputs, 1)
         print(

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 import click
 import grpc
 import msgspec
 import numpy as np
 from blake3 import blake3
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
 
 from skerry.cli import policy_text, settings
 from skerry.cli.main import cli
 from skerry.errors import CorruptDownloadError
 from skerry.exchange.adopt import PlanApplier
 from skerry.net.grpc_transport import error_from_rpc
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
@@ -36,7 +37,6 @@ from skerry.wire.policy import Policy
 from skerry.wire.safetensors import TensorFileReader, header_bytes, tensor_bytes
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.leases import Leases
-from skerry_syncer.rounds.membership import LearnerReport
 from skerry_syncer.rpc.translate import report_from_message
 from skerry_syncer.run.events import learner_message
 from skerry_syncer.run.parts import ArrivingPart
@@ -55,9 +55,8 @@ from tests.support.seeded_entropy import SeededEntropy
 from tests.unit.exchange.test_adopt import LAYOUT as COURSE_LAYOUT
 from tests.unit.exchange.test_adopt import Course
 
-T = TypeVar("T")
 Make = Callable[[Random], bytes]
-_GOLDEN: Final = Path(__file__).parents[1] / "unit" / "syncer" / "store" / "golden"
+_GOLDEN: Final = Path(__file__).parents[1] / "unit/syncer/store/golden/store/runs/golden"
 _LAYOUT: Final = FragmentLayout(
     "body",
     (TensorSpec("a", (8, 32)), TensorSpec("__metadata__", (7,)), TensorSpec("scale", ()), TensorSpec("b", (16, 16))),
@@ -74,13 +73,25 @@ class Decoder:
     errors: tuple[type[Exception], ...]  # that it documents
 
 
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine that never waits, without the cost of a loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]  # a coroutine's result
-    raise AssertionError("the coroutine waited")
+def _json(*values: Any) -> Make:
+    return lambda source: mutated_json(source, pick(source, values), values)
+
+
+def _bytes(*values: bytes) -> Make:
+    return lambda source: mutated_bytes(source, pick(source, values), values)
+
+
+def _messages(*messages: Message) -> Make:
+    def make(source: Random) -> bytes:
+        data = mutated_message(source, pick(source, messages), messages).SerializeToString()
+        return mutated_bytes(source, data) if source.random() < 0.05 else data
+
+    return make
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
 
 
 # Frames, files and parts.
@@ -124,14 +135,11 @@ def _tensor_file() -> tuple[Any, bytes]:
 
 
 def _make_tensor_file(source: Random) -> bytes:
-    tree, data = _tensor_file()
+    """Returns a file with a changed header, that is sometimes cut, longer or changed anywhere as well."""
+    tree, values = _tensor_file()
     text = mutated_json(source, tree)
     size = len(text) + (source.randrange(-3, 4) if source.random() < 0.1 else 0)
-    return mutated_ends(source, max(size, 0).to_bytes(8, "little") + text + data)
-
-
-def mutated_ends(source: Random, data: bytes) -> bytes:
-    """Returns `data`, sometimes cut, longer or changed anywhere."""
+    data = max(size, 0).to_bytes(8, "little") + text + values
     chance = source.random()
     if chance < 0.1:
         return data[: int(source.random() * len(data))]
@@ -147,7 +155,6 @@ def _decode_tensor_file(data: bytes) -> None:
     reader.finish()
 
 
-_CLOCK, _ENTROPY, _WORKERS = SystemClock(), SeededEntropy(Random(0)), InlineWorkers()
 _PART_NAME: Final = f"p/deltas/body/{'1' * 32}/0-8-{'2' * 64}-{'3' * 32}"
 _PART_HEADER: Final = {
     "format": 1,
@@ -163,91 +170,52 @@ _PART_HEADER: Final = {
 def _decode_part_header(data: bytes) -> object:
     objects = DictObjects()
     objects.objects[_PART_NAME] = (data, 0.0)
-    blobs = Blobs(objects, "p", _ENTROPY, workers=_WORKERS, condemned=())
+    entropy = SeededEntropy(Random(0))
+    blobs = Blobs(objects, "p", entropy, workers=InlineWorkers(), condemned=())
     return _loop().run_until_complete(blobs.list_parts("body", "1" * 32))
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
 
 
 # The log.
 
 
-@dataclass(frozen=True)
-class _Golden:
-    """A golden store: its run, its entries, and the state after each of them."""
+class _Golden(NamedTuple):
+    """The golden run: its entries, and the state and the digest that each of them follows."""
 
     spec_data: bytes
     spec: RunSpec
-    entries: tuple[bytes, ...]
     trees: tuple[Any, ...]
     states: tuple[bytes, ...]
     heads: tuple[str, ...]
 
 
 @cache
-def _golden() -> tuple[_Golden, ...]:
-    found = []
-    for folder in sorted(_GOLDEN.glob("store/runs/golden/*")):
-        if not (folder / "run.json").exists():
-            continue
-        data = (folder / "run.json").read_bytes()
-        spec = RunSpec.from_bytes(data)
-        entries = tuple(path.read_bytes() for path in sorted((folder / "log").iterdir()))
-        state, states, heads = RunState(spec, forgets=True), [], []
-        for entry in entries:
-            states.append(state_to_bytes(state))
-            heads.append(state.head_digest)
-            apply_entry(state, Entry.from_bytes(entry), entry)
-        found.append(_Golden(data, spec, entries, tuple(map(json.loads, entries)), tuple(states), tuple(heads)))
-    return tuple(found)
-
-
-def _make_entry(source: Random) -> bytes:
-    golden = pick(source, _golden())
-    return mutated_json(source, pick(source, golden.trees), golden.trees)
-
-
-def _make_run_json(source: Random) -> bytes:
-    return mutated_json(source, pick(source, _specs()), _specs())
-
-
-@cache
-def _specs() -> tuple[Any, ...]:
-    return tuple(json.loads(golden.spec_data) for golden in _golden())
-
-
-def _make_state(source: Random) -> bytes:
-    return mutated_json(source, pick(source, _states()), _states())
-
-
-@cache
-def _states() -> tuple[Any, ...]:
-    return tuple(map(json.loads, _golden()[-1].states))
-
-
-def _decode_state(data: bytes) -> object:
-    return state_from_bytes(data, _golden()[-1].spec)
+def _golden() -> _Golden:
+    (spec_path,) = _GOLDEN.glob("*/run.json")
+    spec = RunSpec.from_bytes(spec_path.read_bytes())
+    entries = [path.read_bytes() for path in sorted((spec_path.parent / "log").iterdir())]
+    state, states, heads = RunState(spec, forgets=True), [], []
+    for entry in entries:
+        states.append(state_to_bytes(state))
+        heads.append(state.head_digest)
+        apply_entry(state, Entry.from_bytes(entry), entry)
+    return _Golden(spec_path.read_bytes(), spec, tuple(map(json.loads, entries)), tuple(states), tuple(heads))
 
 
 def _make_step(source: Random) -> bytes:
     """Returns an entry that follows its predecessor, most of whose items are nearly those that came then."""
-    golden = _golden()[-1]
-    at = int(source.random() * len(golden.entries))
-    items = list(golden.trees[at]["items"])
+    golden = _golden()
+    index = int(source.random() * len(golden.trees))
+    items = list(golden.trees[index]["items"])
     while source.random() < 0.3:
         items.insert(0, pick(source, pick(source, golden.trees)["items"]))
-    pool = [one["items"] for one in golden.trees]
-    changed = msgspec.Raw(mutated_json(source, items, pool))
-    following = {"position": at + 1, "previous": golden.heads[at], "run_uid": golden.spec.uid, "format": 1}
-    return msgspec.json.encode(golden.trees[at] | following | {"items": changed})
+    changed = msgspec.Raw(mutated_json(source, items, [tree["items"] for tree in golden.trees]))
+    following = {"position": index + 1, "previous": golden.heads[index], "run_uid": golden.spec.uid, "format": 1}
+    return msgspec.json.encode(golden.trees[index] | following | {"items": changed})
 
 
 def _apply_step(data: bytes) -> object:
     """Applies an entry to the state that it follows, and asks the state what every replica asks of it."""
-    golden = _golden()[-1]
+    golden = _golden()
     entry = Entry.from_bytes(data)
     if not 1 <= entry.position <= len(golden.states):
         raise LogCorruptError("no such position")
@@ -278,7 +246,7 @@ _ADVICE: Final = {
 
 @cache
 def _last_state() -> RunState:
-    return state_from_bytes(_golden()[-1].states[-1], _golden()[-1].spec)
+    return state_from_bytes(_golden().states[-1], _golden().spec)
 
 
 def _decode_advice(data: bytes) -> object:
@@ -299,7 +267,7 @@ def _decode_advice(data: bytes) -> object:
     return membership.next_change_s(state, 3.0)
 
 
-# Policies, names and settings.
+# Policies and settings.
 
 
 _POLICIES: Final = (
@@ -309,32 +277,10 @@ _POLICIES: Final = (
 )
 
 
-def _make_policy_json(source: Random) -> bytes:
-    return mutated_json(source, pick(source, _policy_trees()), _policy_trees())
-
-
-@cache
-def _policy_trees() -> tuple[Any, ...]:
-    return tuple(json.loads(msgspec.json.encode(policy.to_json())) for policy in _POLICIES)
-
-
-def _decode_policy_json(data: bytes) -> object:
-    return Policy.from_json(json.loads(data))
-
-
 def _make_policy_text(source: Random) -> bytes:
-    lines = pick(source, _policy_lines())
-    lines = [pick(source, lines) for _ in range(1 + int(source.random() * 3))]
-    return mutated_bytes(source, "\n".join(lines).encode())
-
-
-@cache
-def _policy_lines() -> tuple[list[str], ...]:
-    return tuple([f"{name}={value}" for name, value in policy_text.rows(policy)] for policy in _POLICIES)
-
-
-def _decode_policy_text(data: bytes) -> object:
-    return policy_text.apply(data.decode(errors="replace").split("\n"), Policy())
+    lines = [f"{name}={value}" for name, value in policy_text.rows(pick(source, _POLICIES))]
+    chosen = [pick(source, lines) for _ in range(1 + int(source.random() * 3))]
+    return mutated_bytes(source, "\n".join(chosen).encode())
 
 
 _TOML: Final = (
@@ -346,20 +292,15 @@ _TOML: Final = (
 
 def _make_toml(source: Random) -> bytes:
     _commands()  # so that no input takes the time to load them
-    return mutated_bytes(source, pick(source, _TOML), _TOML)
+    return _bytes(*_TOML)(source)
 
 
 def _decode_toml(data: bytes) -> object:
-    found = settings.read_file(_file_of(data))
-    return settings.defaults(found, _commands(), click.Context(cli), "runs")
-
-
-@cache
-def _commands() -> click.Group:
-    """Returns the command line's group with every command loaded, which takes a second."""
-    context = click.Context(cli)
-    found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    return click.Group("skerry", {name: command for name, command in found.items() if command is not None})
+    file = _memory_file()
+    os.ftruncate(file, 0)
+    os.pwrite(file, data, 0)
+    values = settings.read_file(Path(f"/proc/self/fd/{file}"))
+    return settings.defaults(values, _commands(), click.Context(cli), "runs")
 
 
 @cache
@@ -367,109 +308,47 @@ def _memory_file() -> int:
     return os.memfd_create("fuzz")
 
 
-def _file_of(data: bytes) -> Path:
-    """Returns a file that holds `data` until the next call."""
-    file = _memory_file()
-    os.ftruncate(file, 0)
-    os.pwrite(file, data, 0)
-    return Path(f"/proc/self/fd/{file}")
-
-
-_URIS: Final = (
-    b"skerry://learner/us-east",
-    b"skerry://learner/run/us",
-    b"skerry://learner/run/us",
-    b"skerry://admin/anna",
-    b"skerry://reader/x",
-)
-
-
-def _make_uri(source: Random) -> bytes:
-    return mutated_bytes(source, pick(source, _URIS), _URIS)
-
-
-def _decode_uri(data: bytes) -> object:
-    return Identity.parse(data.decode(errors="replace"))
+@cache
+def _commands() -> click.Group:
+    """Returns the command line's group with every command loaded, which takes a second."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    return click.Group("skerry", {name: command for name, command in commands.items() if command is not None})
 
 
 # Messages.
 
 
-def _make_message(messages: Callable[[], Sequence[Message]], source: Random) -> bytes:
-    """Returns a changed message after the number of its kind."""
-    known = messages()
-    number = int(source.random() * len(known))
-    others = [one for one in known if type(one) is type(known[number])]
-    data = mutated_message(source, known[number], others).SerializeToString()
-    return bytes([number]) + (mutated_bytes(source, data) if source.random() < 0.05 else data)
-
-
-def _message(messages: Callable[[], Sequence[Message]], data: bytes) -> Message:
-    return type(messages()[data[0] % len(messages())]).FromString(data[1:])
-
-
-@cache
-def _policy_messages() -> tuple[types.Policy, ...]:
-    return tuple(map(policy_to_message, _POLICIES))
-
-
-def _decode_policy_message(data: bytes) -> object:
-    message: Any = _message(_policy_messages, data)
-    return policy_to_message(policy_from_message(message, _POLICIES[1]))
-
-
-@cache
-def _run_messages() -> tuple[types.Run, ...]:
+def _run_message() -> types.Run:
     layouts = (_LAYOUT, FragmentLayout("head", (TensorSpec("h", (4, 5)),)))
     tensors, fragments = layouts_to_messages(layouts, {})
-    message = types.Run(
-        name="demo",
-        uid="0" * 32,
-        tensors=tensors,
-        fragments=fragments,
-        position=7,
-        policy=_policy_messages()[0],
-        status=types.RUN_STATUS_OPEN,
-        versions=[types.FragmentVersion(fragment="body", version=3, digest=bytes(32))],
-    )
-    message.created_at.FromSeconds(1_700_000_000)
-    return (message,)
+    return types.Run(name="demo", uid="0" * 32, tensors=tensors, fragments=fragments)
 
 
 def _decode_layouts(data: bytes) -> object:
-    message: Any = _message(_run_messages, data)
+    message = types.Run.FromString(data)
     layouts, dtypes = layouts_from_messages(message.tensors, message.fragments)
     return [(layout.bounds, layout.numel) for layout in layouts if layout.numel < 2**40], dtypes
 
 
-@cache
-def _reports() -> tuple[types.LearnerReport, ...]:
+def _report() -> types.LearnerReport:
     report = types.LearnerReport(step_count=3, token_count=9, loss=1.5, sent_bytes=1, received_bytes=2)
     report.step_time.FromMilliseconds(20)
     report.stall_time.FromMilliseconds(2)
     report.adopted.add(fragment="body", version=2)
-    return (report,)
+    return report
 
 
-def _decode_report(data: bytes) -> LearnerReport:
-    message: Any = _message(_reports, data)
-    return report_from_message(message, {"body", "head"})
-
-
-@cache
-def _statuses() -> tuple[Message, ...]:
-    from google.protobuf.duration_pb2 import Duration
-    from google.rpc import error_details_pb2, status_pb2
-
+def _status() -> status_pb2.Status:
     status = status_pb2.Status(code=9, message="no")
     info = error_details_pb2.ErrorInfo(reason="BASE_STALE", domain="skerry", metadata={"run_uid": "0" * 32})
     for detail in (info, error_details_pb2.RetryInfo(retry_delay=Duration(seconds=3))):
         status.details.add().Pack(detail)
-    return (status,)
+    return status
 
 
 def _decode_status(data: bytes) -> object:
-    trailing = grpc.aio.Metadata(("grpc-status-details-bin", data[1:]))
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", data))
     return error_from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), trailing, "no", ""))
 
 
@@ -521,35 +400,54 @@ def _decode_pull(data: bytes) -> object:
     return applier.finish().tobytes()
 
 
-def _of_json(value: Any, source: Random) -> bytes:
-    return mutated_json(source, value)
-
-
 def _decoders() -> Iterable[Decoder]:
-    corrupt = (LogCorruptError, NewerFormatError)
+    golden, corrupt = _golden(), (LogCorruptError, NewerFormatError)
+    uris = (b"skerry://learner/us-east", b"skerry://learner/run/us", b"skerry://admin/anna", b"skerry://reader/x")
+    policies = tuple(json.loads(msgspec.json.encode(policy.to_json())) for policy in _POLICIES)
     yield Decoder("frames", _make_frames, _decode_frames, (WireError,))
     yield Decoder("part", _make_frames, _decode_part, (SyncerError,))
-    yield Decoder("part-header", partial(_of_json, _PART_HEADER), _decode_part_header, ())
+    yield Decoder("part-header", _json(_PART_HEADER), _decode_part_header, ())
     yield Decoder("safetensors", _make_tensor_file, _decode_tensor_file, (WireError,))
     yield Decoder("pull", _make_pull, _decode_pull, (CorruptDownloadError, DecodeError))
-    yield Decoder("run.json", _make_run_json, partial(store._parse_spec, "run.json"), corrupt)
-    yield Decoder("entry", _make_entry, Entry.from_bytes, (ValueError, NewerFormatError))
+    yield Decoder("run.json", _json(json.loads(golden.spec_data)), partial(store._parse_spec, "run.json"), corrupt)
+    yield Decoder("entry", _json(*golden.trees), Entry.from_bytes, (ValueError, NewerFormatError))
     yield Decoder("fold", _make_step, _apply_step, (*corrupt, ValueError))
-    yield Decoder("checkpoint", _make_state, _decode_state, (ValueError, NewerFormatError))
     yield Decoder(
-        "name", partial(_of_json, {"format": 1, "uid": "0" * 32}), partial(store._parse_name, "demo"), corrupt
+        "checkpoint",
+        _json(*map(json.loads, golden.states)),
+        lambda data: state_from_bytes(data, golden.spec),
+        (ValueError, NewerFormatError),
     )
-    yield Decoder("advice", partial(_of_json, _ADVICE), _decode_advice, (ValueError,))
-    yield Decoder("identity", _make_uri, _decode_uri, (ValueError,))
-    yield Decoder("policy-json", _make_policy_json, _decode_policy_json, (ValueError, RecursionError))
-    yield Decoder("policy-text", _make_policy_text, _decode_policy_text, (ValueError,))
+    yield Decoder("name", _json({"format": 1, "uid": "0" * 32}), partial(store._parse_name, "demo"), corrupt)
+    yield Decoder("advice", _json(_ADVICE), _decode_advice, (ValueError,))
+    yield Decoder("identity", _bytes(*uris), lambda data: Identity.parse(data.decode(errors="replace")), (ValueError,))
+    yield Decoder(
+        "policy-json",
+        _json(*policies),
+        lambda data: Policy.from_json(json.loads(data)),
+        (ValueError, RecursionError),
+    )
+    yield Decoder(
+        "policy-text",
+        _make_policy_text,
+        lambda data: policy_text.apply(data.decode(errors="replace").split("\n"), Policy()),
+        (ValueError,),
+    )
     yield Decoder("settings", _make_toml, _decode_toml, (click.UsageError,))
     yield Decoder(
-        "policy-message", partial(_make_message, _policy_messages), _decode_policy_message, (ValueError, DecodeError)
+        "policy-message",
+        _messages(*map(policy_to_message, _POLICIES)),
+        lambda data: policy_to_message(policy_from_message(types.Policy.FromString(data), _POLICIES[1])),
+        (ValueError, DecodeError),
     )
-    yield Decoder("layouts", partial(_make_message, _run_messages), _decode_layouts, (ValueError, DecodeError))
-    yield Decoder("report", partial(_make_message, _reports), _decode_report, (SyncerError, DecodeError))
-    yield Decoder("status", partial(_make_message, _statuses), _decode_status, ())
+    yield Decoder("layouts", _messages(_run_message()), _decode_layouts, (ValueError, DecodeError))
+    yield Decoder(
+        "report",
+        _messages(_report()),
+        lambda data: report_from_message(types.LearnerReport.FromString(data), {"body", "head"}),
+        (SyncerError, DecodeError),
+    )
+    yield Decoder("status", _messages(_status()), _decode_status, ())
 
 
 DECODERS: Final = {decoder.name: decoder for decoder in _decoders()}

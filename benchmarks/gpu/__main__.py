@@ -26,7 +26,6 @@ TABLES: Final = {
     "encoding": "deltas quantised on the device, beside its memory and one core of the host",
     "steps": "training with and without Skerry, 124M and 1B parameters, compiled and not",
     "programs": "loaders, GradScaler, CUDA graphs, several ranks: each must end with the run's weights",
-    "learning": "one learner, four learners and one with all batches, on text",
 }
 
 

@@ -22,9 +22,9 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.processes import environment, served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.processes import environment, served
 from skerry import Learner, Policy, RunsClient, attach
 
 # Trains until so many deltas were merged, and at most so many steps: a step takes about a millisecond.

@@ -18,9 +18,9 @@ from typing import Final
 
 import torch
 
+from benchmarks.processes import Served, served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import SEED, Size, paired
-from benchmarks.speed.processes import Served, served
 from skerry import Learner, Policy
 from skerry_learner.model import Gpt
 from skerry_learner.settings import MODEL_CONFIGS, ModelConfig

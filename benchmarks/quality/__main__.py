@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.quality.cases import MORE, SHORT, TABLE, TUNING, Case, jobs_of
 from benchmarks.quality.jobs import Outcomes, run_jobs
-from benchmarks.quality.table import Line, lines_of
+from benchmarks.quality.table import lines_of, print_lines
 from benchmarks.report import DIRECTORY, write_rows
 
 COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
@@ -27,16 +27,14 @@ Examples:
   python -m benchmarks.quality --more         choices that were measured besides
   python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
   python -m benchmarks.quality --committed    the table of the committed results, without training
-  python -m benchmarks.quality --committed --markdown    its rows with a bound, as a table for documents
 """
 )
 @click.option("--short", is_flag=True, help="A few cases, one seed.")
 @click.option("--more", is_flag=True, help="Also what has no bound: staleness weights, outer optimizers, Muon.")
 @click.option("--tune", is_flag=True, help="Also the grid of learning rates and of synchronous outer settings.")
 @click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
-@click.option("--markdown", is_flag=True, help="Print the rows that have a bound as a table for documents.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
-def main(*, short: bool, more: bool, tune: bool, committed: bool, markdown: bool, processes: int | None) -> None:
+def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int | None) -> None:
     """Train islands, one place and one island alone on the same data, and say how they compare.
 
     Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
@@ -55,38 +53,13 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, markdown: bool
     if tune:
         _print_tuning(outcomes)
     lines = [line for case in cases for line in lines_of(case, outcomes)]
-    if markdown:
-        click.echo("\n".join(line.to_markdown() for line in lines if line.bound is not None))
-    else:
-        _print(lines)
+    print_lines("quality", lines)
     write_rows("quality", [line.to_row() for line in lines], console=Console(quiet=True))
     from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
 
     for path in draw(cases, outcomes, DIRECTORY):
         click.echo(f"picture: {path}", err=True)
     click.echo(f"rows: {DIRECTORY / 'quality.json'}", err=True)
-
-
-def _print(lines: list[Line]) -> None:
-    table = Table(title="quality: paired by seed, ± is the half width of the 95 % interval")
-    for heading, justify in (("case", "left"), ("measured", "left"), ("value", "right"), ("seeds", "right")):
-        table.add_column(heading, justify="right" if justify == "right" else "left")
-    table.add_column("bound", justify="right")
-    table.add_column("met")
-    before = ""
-    for line in lines:
-        found = line.estimate
-        width = "" if found.half_width is None else f" ± {found.half_width:.3g}"
-        table.add_row(
-            "" if line.case == before else line.case,
-            line.metric,
-            f"{found.mean:.4g}{width} {line.unit}",
-            str(len(found.samples)),
-            "" if line.bound is None else f"{line.bound:g}",
-            "" if line.is_met is None else "yes" if line.is_met else "NO",
-        )
-        before = line.case
-    Console(width=150).print(table)
 
 
 def _print_tuning(outcomes: Outcomes) -> None:

@@ -17,8 +17,9 @@ from benchmarks.quality.arms import Arm, DataParallel, Island, Job, islands
 from benchmarks.quality.cases import SETTINGS, outer_policy
 from benchmarks.quality.jobs import Outcomes, run_jobs
 from benchmarks.quality.statistics import estimate, percent_over
+from benchmarks.quality.table import Line, print_lines
 from benchmarks.quality.task import CPP
-from benchmarks.report import DIRECTORY, Row, write_rows
+from benchmarks.report import DIRECTORY
 
 COMMITTED: Final = Path(__file__).parent / "results" / "adapters.jsonl"
 STEPS: Final = 300
@@ -94,32 +95,17 @@ def jobs() -> list[Job]:
     return [Job(arm, seed) for cell in TABLE for arm in cell.arms().values() for seed in cell.seeds]
 
 
-def rows(outcomes: Outcomes) -> list[Row]:
+def lines(outcomes: Outcomes) -> list[Line]:
     """Returns the losses of every arm, and by how many percent they are above the defaults' of the same seed."""
-    found = []
+    made = []
     for cell in TABLE:
         arms = cell.arms()
-        references = _losses(arms[DEFAULTS], cell, outcomes)
         for name, arm in arms.items():
             losses = _losses(arm, cell, outcomes)
-            over = percent_over(losses, references)
-            found.append(Row(f"{cell.name}: {name}", "loss", estimate(losses).mean, "nats/byte", samples=tuple(losses)))
-            found.append(Row(f"{cell.name}: {name}", "over the defaults", over.mean, "%", samples=over.samples))
-    return found
-
-
-def markdown(outcomes: Outcomes) -> list[str]:
-    """Returns the table in Markdown."""
-    lines = [f"| | {' | '.join(cell.name for cell in TABLE)} |", "|---|" + "---|" * len(TABLE)]
-    for name in TABLE[0].arms():
-        cells = []
-        for cell in TABLE:
-            losses = _losses(cell.arms()[name], cell, outcomes)
-            over = percent_over(losses, _losses(cell.arms()[DEFAULTS], cell, outcomes))
-            change = "" if name == DEFAULTS else f", {over.mean:+.1f} ± {over.half_width or 0:.1f} %"
-            cells.append(f"{estimate(losses).mean:.3f}{change}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+            made.append(Line(f"{cell.name}: {name}", "loss", estimate(losses), "nats/byte"))
+            over = percent_over(losses, _losses(arms[DEFAULTS], cell, outcomes))
+            made.append(Line(f"{cell.name}: {name}", "over the defaults", over, "%"))
+    return made
 
 
 def _losses(arm: Arm, cell: Cell, outcomes: Outcomes) -> list[float]:
@@ -131,7 +117,7 @@ def _losses(arm: Arm, cell: Cell, outcomes: Outcomes) -> list[float]:
 @click.option("--tune", is_flag=True, help="The grid of inner learning rates instead, seed 0.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Jobs at a time.")
 def main(*, committed: bool, tune: bool, processes: int) -> None:
-    """Train adapters under several outer settings, and print what they come to as a table for documents."""
+    """Train adapters under several outer settings, and print what they come to."""
     outcomes = Outcomes(COMMITTED if committed else DIRECTORY / "quality-adapters.jsonl")
     wanted = [Job(arm, 0) for arm in tuning().values()] if tune else jobs()
     if committed and [job for job in wanted if job not in outcomes]:
@@ -141,8 +127,7 @@ def main(*, committed: bool, tune: bool, processes: int) -> None:
         for name, arm in tuning().items():
             click.echo(f"{name}: {outcomes[Job(arm, 0)].losses[CPP]:.3f}")
         return
-    click.echo("\n".join(markdown(outcomes)))
-    write_rows("adapters", rows(outcomes))
+    print_lines("adapters", lines(outcomes))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from benchmarks.quality.arms import Islands, Outcome
 from benchmarks.quality.cases import default
 from benchmarks.quality.task import InnerTraining
 from benchmarks.quality.world import Fault, train_islands
-from benchmarks.report import DIRECTORY, Row, write_rows
+from benchmarks.report import Row, measured, write_rows
 from skerry.wire.policy import Policy
 
 BOUND_PERCENT: Final = 5.0
@@ -80,17 +80,14 @@ def percent_over(outcome: Outcome, reference: Outcome) -> float:
 @click.command()
 @click.option("--seeds", type=click.IntRange(min=1), default=2, show_default=True)
 def main(seeds: int) -> None:
-    """Break one learner of three, and print what it costs as a table for documents."""
+    """Break one learner of three, and print what it costs."""
     torch.set_num_threads(1)
     sound = [train_islands(arm(2), seed) for seed in range(seeds)]
     rows: list[Row] = []
-    click.echo("| what is wrong with it | cost |\n|---|---|")
     for name, fault in FAULTS.items():
         costs = [percent_over(train_islands(arm(3), seed, fault()), sound[seed]) for seed in range(seeds)]
-        click.echo(f"| {name} | {', '.join(f'{cost:+.1f} %' for cost in costs)} |")
-        rows.append(Row(f"1 of 3: {name}", "over the two sound ones", max(costs), "%", limit=BOUND_PERCENT))
+        rows.append(measured(f"1 of 3: {name}", "over the two sound ones", costs, "%", limit=BOUND_PERCENT))
     write_rows("broken", rows)
-    click.echo(f"rows: {DIRECTORY / 'broken.json'}", err=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rich.console import Console
+from rich.table import Table
+
 from benchmarks.quality.arms import Arm, Job
 from benchmarks.quality.cases import Case, Cell, Comparison, Gap, Plain
 from benchmarks.quality.jobs import Outcomes
@@ -31,17 +34,26 @@ class Line:
         ratio = self.estimate.mean / self.bound if self.bound else None
         return Row(self.case, self.metric, self.estimate.mean, self.unit, self.bound, ratio, self.estimate.samples)
 
-    def to_markdown(self) -> str:
-        """As a row of a table in the documents."""
-        sign, digits, unit = ("+", 1, " %") if self.unit == "%" else ("", 2, "")
-        half_width = self.estimate.half_width
-        value = f"{self.estimate.mean:{sign}.{digits}f}" + ("" if half_width is None else f" ± {half_width:.{digits}f}")
-        aim = "" if self.bound is None else f"{'≤' if unit else '≥'} {self.bound:g}{unit}"
-        if self.interval is not None:
-            aim += f", ± < {self.interval:g}"
-        met = {None: "", True: "yes", False: "**no**"}[self.is_met]
-        cells = (self.case, self.metric, value + unit, str(len(self.estimate.samples)), aim, met)
-        return f"| {' | '.join(cells)} |"
+
+def print_lines(title: str, lines: Iterable[Line]) -> None:
+    """Prints them as a table."""
+    table = Table(title=f"{title}: paired by seed, ± is the half width of the 95 % interval")
+    for heading in ("case", "measured", "value", "seeds", "bound", "met"):
+        table.add_column(heading, justify="right" if heading in {"value", "seeds", "bound"} else "left")
+    before = ""
+    for line in lines:
+        half_width = line.estimate.half_width
+        width = "" if half_width is None else f" ± {half_width:.3g}"
+        table.add_row(
+            "" if line.case == before else line.case,
+            line.metric,
+            f"{line.estimate.mean:.4g}{width} {line.unit}",
+            str(len(line.estimate.samples)),
+            "" if line.bound is None else f"{line.bound:g}",
+            "" if line.is_met is None else "yes" if line.is_met else "NO",
+        )
+        before = line.case
+    Console(width=150).print(table)
 
 
 def lines_of(case: Case, outcomes: Outcomes) -> Iterable[Line]:

@@ -8,19 +8,16 @@ interface, and a run after which the learners' weights differ is no result.
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Row, measured, write_rows
-from benchmarks.rivals.contenders import CONTENDERS, ENVIRONMENTS, Contender, UnavailableError, python_of
+from benchmarks.rivals.contenders import CONTENDERS, Contender, UnavailableError, python_of
 from benchmarks.rivals.turns import LINKS, Found, measure
-from benchmarks.wan.isolation import INSIDE, obstacle, run_isolated
+from benchmarks.wan.isolation import INSIDE, isolated
 
 _BEGAN_S: Final = time.monotonic()
 _EXAMPLES: Final = """examples:
@@ -51,35 +48,25 @@ def main() -> int:
     given = parser.parse_args()
     if given.inside is not None:
         return _measure(given)
-    if reason := obstacle():
-        print(f"the rivals can't be measured here: {reason}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended and removed
-    for contender in _chosen(given.only):
-        try:
-            python_of(contender, _say)
-        except UnavailableError as error:
-            _say(f"{contender.name} is left out: {error}")
-    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=ENVIRONMENTS))
-    try:
-        return run_isolated("benchmarks.rivals", folder, sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return isolated("benchmarks.rivals", lambda: _available(given.only))
+
+
+def _available(names: Sequence[str]) -> list[tuple[Contender, str]]:
+    """Returns the systems, each with its interpreter; installs those that are not installed yet."""
+    found = []
+    for contender in CONTENDERS:
+        if contender.name in names:
+            try:
+                found.append((contender, python_of(contender, _say)))
+            except UnavailableError as error:
+                _say(f"{contender.name} is left out: {error}")
+    return found
 
 
 def _measure(given: argparse.Namespace) -> int:
     links = [*LINKS] if given.link == "both" else [given.link]
-    contenders = []
-    for contender in _chosen(given.only):
-        try:
-            contenders.append((contender, python_of(contender, _say)))
-        except UnavailableError:
-            continue  # the outer process has said so
     found, failed = measure(
-        contenders,
+        _available(given.only),
         links,
         given.inside,
         visits=given.visits,
@@ -91,10 +78,6 @@ def _measure(given: argparse.Namespace) -> int:
     for link in links:
         write_rows(f"rivals-{link}", rows(link, {name: one for (name, where), one in done.items() if where == link}))
     return 1 if failed else 0
-
-
-def _chosen(names: Sequence[str]) -> list[Contender]:
-    return [contender for contender in CONTENDERS if contender.name in names]
 
 
 def rows(link: str, found: Mapping[str, Found]) -> Iterator[Row]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.processes import Process, all_hear, others_cpu_s, wait_idle
 from benchmarks.rivals.contenders import Contender
 from benchmarks.rivals.peers.model import STEP_SIZE
-from benchmarks.wan.processes import Process, all_hear, cpu_s, sent_bytes, wait_idle
 
 LEARNERS: Final = 2
 LINKS: Final = {"loopback": math.inf, "1gbit": 1e9}  # bits a second, of all that the interface carries
@@ -33,6 +33,15 @@ class Found:
     wall_s: list[float] = field(default_factory=list)
     sent_bytes: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+
+
+def _sent_bytes() -> int:
+    """Returns the bytes that the loopback interface has sent so far, headers included."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[8])
+    raise ValueError("there is no loopback interface")
 
 
 def limit_loopback(link: str) -> None:
@@ -81,12 +90,12 @@ class Visit:
         """
         before = all_hear(self._learners, _LONGEST_S, do="prepare")
         wait_idle(_IDLE_S)
-        begin_bytes, begin_cpu_s = sent_bytes(), cpu_s()
+        begin_bytes, begin_cpu_s = _sent_bytes(), others_cpu_s()
         answers = all_hear(self._learners, _LONGEST_S, do="synchronise")
         wall_s = max(one["end_s"] for one in answers) - min(one["begin_s"] for one in answers)
         if not self._is_polling:
             wait_idle(_IDLE_S)
-        end_bytes, end_cpu_s = sent_bytes(), cpu_s()
+        end_bytes, end_cpu_s = _sent_bytes(), others_cpu_s()
         if not is_first:
             check(before, answers)
         found.wall_s.append(wall_s)

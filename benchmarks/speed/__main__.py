@@ -12,11 +12,9 @@ from rich.console import Console
 
 from benchmarks.report import DIRECTORY, write_rows
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.table import COMMITTED, COMPUTED, PICTURE, TABLES, computed, measure, read, to_markdown, write
+from benchmarks.speed.table import COMMITTED, PICTURE, TABLES, measure, read, write
 
-_ROWS: Final = DIRECTORY / "speed.json"
-_NAMES: Final = click.Choice([*TABLES, *COMPUTED])
-_WHAT: Final = "\n".join(f"  {name:<16} {what}" for name, what in {**TABLES, **COMPUTED}.items())
+_WHAT: Final = "\n".join(f"  {name:<16} {what}" for name, what in TABLES.items())
 
 
 @click.command(
@@ -30,18 +28,15 @@ Examples:
   python -m benchmarks.speed --quick                  small sizes, few samples: does it run?
   python -m benchmarks.speed codec transfer           two tables
   python -m benchmarks.speed synchronisation --keep   one table, and the committed rows of it
-  python -m benchmarks.speed --committed --markdown   the committed rows as tables for documents
+  python -m benchmarks.speed --committed              the committed rows
 """
 )
-@click.argument("tables", nargs=-1, type=_NAMES)
+@click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--quick", is_flag=True, help="Small sizes and few samples; the figures mean little.")
 @click.option("--samples", type=click.IntRange(min=1), help="Measurements of each figure.  [default: 5; quick: 2]")
 @click.option("--committed", is_flag=True, help="Show the committed rows; measure nothing.")
 @click.option("--keep", is_flag=True, help="Put rows into the committed file, and the picture into docs.")
-@click.option("--markdown", is_flag=True, help="Print tables for documents.")
-def main(
-    *, tables: tuple[str, ...], quick: bool, samples: int | None, committed: bool, keep: bool, markdown: bool
-) -> None:
+def main(*, tables: tuple[str, ...], quick: bool, samples: int | None, committed: bool, keep: bool) -> None:
     """Measure the data path, each figure beside the limit that was measured in the same run.
 
     Rows are medians, with their samples, in build/benchmarks/speed-TABLE.json and speed.json; a picture lies beside
@@ -50,28 +45,18 @@ def main(
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and stores go with this process
     size = Size(samples or (2 if quick else 5), quick)
-    path = COMMITTED if committed else _ROWS
-    found = read(path)
+    path = COMMITTED if committed or keep else DIRECTORY / "speed.json"
+    rows = read(path)
     for table in tables or TABLES:
-        if committed or table in COMPUTED:
-            continue
-        start_s = time.perf_counter()
-        found[table] = measure(table, size)
-        write_rows(f"speed-{table}", found[table], console=Console(width=170))
-        write(_ROWS, found)
-        click.echo(f"{table}: {time.perf_counter() - start_s:.0f} s", err=True)
-    chosen = tables or (*TABLES, *COMPUTED)
-    if keep:
-        path = COMMITTED
-        found = {**read(COMMITTED), **{table: found[table] for table in chosen if table in found}}
-        write(COMMITTED, found)
-    found |= computed(found)
-    if markdown:
-        for table in chosen:
-            click.echo("\n".join((f"## {table}", "", *to_markdown(table, found.get(table, ())), "")))
+        if not committed:
+            start_s = time.perf_counter()
+            rows[table] = measure(table, size)
+            write(path, rows)
+            click.echo(f"{table}: {time.perf_counter() - start_s:.0f} s", err=True)
+        write_rows(f"speed-{table}", rows[table], console=Console(width=170))
     from benchmarks.speed.picture import draw  # here: matplotlib is slow to load
 
-    click.echo(f"picture: {draw(found, PICTURE if keep else DIRECTORY / 'speed.png')}", err=True)
+    click.echo(f"picture: {draw(rows, PICTURE if keep else DIRECTORY / 'speed.png')}", err=True)
     click.echo(f"rows: {path}", err=True)
 
 

@@ -14,16 +14,12 @@ from typing import Final
 
 import numpy as np
 import torch
-import zstandard
 from numpy.typing import NDArray
 
+from benchmarks.processes import served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import SEED, Size
-from benchmarks.speed.processes import served
 from skerry import Learner, Policy
-from skerry.wire.codecs import Compressor, Encoding
-from skerry.wire.frames import Frame, encode_frames, parse_frames, raw_bytes
-from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_learner.batches import BatchSampler
 from skerry_learner.corpus import load_corpus
 from skerry_learner.inner_training import inner_step, make_optimizer
@@ -107,38 +103,8 @@ def rows(size: Size) -> Iterator[Row]:
     yield measured(case, "deltas, up", up, unit)
     yield measured(case, "updates, down", down, unit)
     yield measured(case, "both ways together", [one + other for one, other in zip(up, down, strict=True)], unit)
-    yield from _part_rows(trainers[0])
 
 
 def _moved(stats: object, way: str) -> int:
     count: int = getattr(stats, f"parameters_{way}_count")
     return count
-
-
-def _part_rows(trainer: Trainer) -> Iterator[Row]:
-    before = trainer.weights()
-    for _ in range(Policy().inner_step_count):
-        trainer.step()
-    after = trainer.weights()
-    values = np.concatenate([(before[name] - after[name]).reshape(-1) for name in before])
-    layout = FragmentLayout("fragment", tuple(TensorSpec(name, one.shape) for name, one in before.items()))
-    encoding = Policy().delta_encoding
-    plain = Encoding(encoding.codec, encoding.block, encoding.vector_codec, Compressor.NONE)
-    stored = list(parse_frames(b"".join(encode_frames(values, layout, plain))))
-    size_bytes = sum(map(len, encode_frames(values, layout, encoding)))
-    zstd = zstandard.ZstdCompressor(level=1)
-    scales = [_scales(frame) for frame in stored]
-    numel, case, unit = layout.numel, "a delta of H steps of the same training", "bits/parameter"
-    raw = 8 * sum(frame.raw_size for frame in stored) / numel
-    yield measured(case, "codes, scales and vectors, not compressed", [raw], unit)
-    yield measured(case, "as frames, compressed / not compressed", [8 * size_bytes / numel], unit, limit=raw)
-    yield measured(case, "scales", [8 * sum(map(len, scales)) / numel], unit)
-    compressed = sum(len(zstd.compress(one)) for one in scales if one)
-    yield measured(case, "scales alone, compressed", [8 * compressed / numel], unit)
-    vectors = sum(frame.raw_size for frame in stored if not frame.block)
-    yield measured(case, "vectors in float32", [8 * vectors / numel], unit)
-
-
-def _scales(frame: Frame) -> bytes:
-    """Returns the bytes that come before the codes."""
-    return raw_bytes(frame)[: frame.raw_size - frame.codec.code_size(frame.numel)] if frame.block else b""

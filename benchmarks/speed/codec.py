@@ -1,8 +1,7 @@
 """Encoding and decoding on one core, in Gparam/s of CPU time, beside copying the input and the sum of the parts' times.
 
 `a / b` names the measured action and the limit of its row. Error feedback is part of every encoding: the encoder
-also writes what the receiver will decode. "Frames" are those of the wire, with header and checksum. A delta's check is
-what a syncer does with it when it arrives: cut, check, decompress, digest and norms.
+also writes what the receiver will decode. "Frames" are those of the wire, with header and checksum.
 """
 
 from __future__ import annotations
@@ -21,21 +20,18 @@ from benchmarks.speed.measuring import SEED, Size, alternate, exhaust, paired, r
 from benchmarks.speed.models import layout_of
 from skerry.algorithm.step import accumulate
 from skerry.wire.codecs import Codec, Compressor, Encoding, cut_frames
-from skerry.wire.digests import tree_digest
 from skerry.wire.frames import encode_frames, parse_frames, quantise_cut, raw_bytes
 from skerry.wire.layout import FragmentLayout
-from skerry_syncer.run.parts import ArrivingPart
 
 Float32s = NDArray[np.float32]
 
 
 def rows(size: Size) -> Iterator[Row]:
-    """Every codec on normal values; torch's encoder too where there is a GPU."""
+    """Every codec on normal values."""
     layout = layout_of(size.pick(2**24, 2**21))
     values = np.random.default_rng(SEED).standard_normal(layout.numel, np.float32)
     for codec in (Codec.INT4, Codec.INT8, Codec.FLOAT32):
         yield from _codec_rows(codec, values, layout, size.samples)
-    yield from _gpu_rows(values, layout, size.samples)
 
 
 def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples: int) -> Iterator[Row]:
@@ -52,23 +48,15 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
             inside = slice(cut.first, cut.first + cut.numel)
             quantise_cut(values[inside], layout, cut, decoded=out[inside])
 
-    def check() -> None:
-        part = ArrivingPart(layout, 0, layout.numel, codecs=frozenset(Codec), limit_bytes=len(buffer))
-        part.feed(buffer)
-        part.finish()
-
     actions: dict[str, Callable[[], Any]] = {
         "memcpy": lambda: np.copyto(out, values),
         "quantise alone": quantise,
         "accumulate alone": lambda: accumulate(acc, frames, layout, ones, is_first=False),
-        "check": check,
-        "tree digest": lambda: tree_digest(values),
         "quantise": lambda: exhaust(encode_frames(values, layout, plain, decoded=out)),
         "encode": lambda: exhaust(encode_frames(values, layout, encoding, decoded=out, digest=blake3())),
         "zstd": lambda: exhaust(map(zstd.compress, codes)),
         "digest": lambda: exhaust(map(blake3().update, codes)),
         "accumulate": lambda: accumulate(acc, parse_frames(stored), layout, ones, is_first=False),
-        "accumulate compressed": lambda: accumulate(acc, parse_frames(buffer), layout, ones, is_first=False),
     }
     seconds = alternate(actions, samples, clock=time.process_time)
     found = {name: rates(layout.numel / 1e9, one) for name, one in seconds.items()}
@@ -82,35 +70,5 @@ def _codec_rows(codec: Codec, values: Float32s, layout: FragmentLayout, samples:
     yield paired(case, "quantise to frames, with error feedback / memcpy", found["quantise"], unit, limits=copying)
     yield paired(case, "decode frames and accumulate / memcpy", found["accumulate"], unit, limits=copying)
     yield paired(case, "encode end to end / its parts one after another", found["encode"], unit, limits=implied)
-    if codec in {Codec.INT4, Codec.FLOAT32}:
-        decompressed = found["accumulate compressed"]
-        yield paired(case, "encode end to end / memcpy", found["encode"], unit, limits=copying)
-        yield paired(case, "decompress, decode and accumulate / memcpy", decompressed, unit, limits=copying)
-        yield paired(case, "zstd of the codes alone / memcpy", found["zstd"], unit, limits=copying)
-        yield paired(case, "digest of the codes alone / memcpy", found["digest"], unit, limits=copying)
-        yield paired(case, "check of a delta that arrives / memcpy", found["check"], unit, limits=copying)
-        yield paired(case, "tree digest of the values / memcpy", found["tree digest"], unit, limits=copying)
     bits = 8 * len(buffer) / layout.numel
     yield Row(case, "size / codes without scales", bits, "bits/parameter", codec.bits, bits / codec.bits)
-
-
-def _gpu_rows(values: Float32s, layout: FragmentLayout, samples: int) -> Iterator[Row]:
-    """Measures the torch encoder where there is a GPU, beside copying all float32 values to the host."""
-    try:
-        import torch
-
-        from skerry.wire.torch_codecs import encode_frames_torch
-    except ImportError:
-        return
-    if not torch.cuda.is_available():
-        return
-    tensor = torch.from_numpy(values).cuda()
-    for codec in Codec:
-        encoding = Encoding(codec)
-        actions: dict[str, Callable[[], Any]] = {
-            "copy": tensor.cpu,
-            "encode": lambda encoding=encoding: exhaust(encode_frames_torch(tensor, layout, encoding)),  # type: ignore[misc]
-        }
-        found = {name: rates(layout.numel / 1e9, one) for name, one in alternate(actions, samples).items()}
-        metric = "encode on a GPU / copy of float32 to the host"
-        yield paired(f"{codec}, GPU", metric, found["encode"], "Gparam/s", limits=found["copy"])

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dialogue import Dialogue
 from benchmarks.speed.measuring import SEED
 from benchmarks.speed.models import arrays_of
-from benchmarks.speed.processes import answer, commands
 from skerry import ArrayLearner
 from skerry.runtime.logs import log_to_stderr
 
@@ -66,6 +66,7 @@ class Crew:
 def main() -> None:
     """Does as it is told."""
     log_to_stderr()
+    dialogue = Dialogue()
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", required=True)
     parser.add_argument("--first", type=int, required=True)
@@ -73,9 +74,9 @@ def main() -> None:
     parser.add_argument("--numel", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     crew = Crew(parser.parse_args())
-    answer()
-    for command in commands():
-        answer(**crew.train(command["duration_s"]))
+    dialogue.answer()
+    for command in dialogue.commands():
+        dialogue.answer(**crew.train(command["duration_s"]))
 
 
 if __name__ == "__main__":

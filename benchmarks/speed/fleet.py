@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.processes import Process, Served, all_hear, children, served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
 from benchmarks.speed.models import arrays_of
-from benchmarks.speed.processes import Child, Served, children, served
 from benchmarks.speed.transfer import RUN
 from skerry import Policy, RunsClient
 
@@ -89,7 +89,7 @@ def rows(size: Size) -> Iterator[Row]:
         # Created here: of several processes that try at once, drafts that lose show as the run's metrics.
         with RunsClient(syncer.target) as client:
             client.create_run(RUN, arrays_of(numel), policy=Policy(quorum_count=learners // 2))
-        with children("crew", arguments, Path(name)) as crews:
+        with children("benchmarks.speed.crew", arguments, Path(name)) as crews:
             for crew in crews:
                 crew.hear()
             _train(crews, 2 * _ROUND_S)
@@ -100,10 +100,8 @@ def rows(size: Size) -> Iterator[Row]:
             yield from _rows(learners, numel, (first, last), looks, syncer, before, spent_s)
 
 
-def _train(crews: list[Child], duration_s: float) -> list[Any]:
-    for crew in crews:
-        crew.tell(duration_s=max(duration_s, _STEP_S))
-    return [crew.hear() for crew in crews]
+def _train(crews: list[Process], duration_s: float) -> list[Any]:
+    return all_hear(crews, duration_s=max(duration_s, _STEP_S))
 
 
 def _rows(  # noqa: PLR0917 - what was seen of one fleet

@@ -7,15 +7,14 @@ fragment due, then goes on to step until each has a new version.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.dialogue import Dialogue
 from benchmarks.due_steps import DueSteps, H, steps_are_made_up
 from benchmarks.speed.models import arrays_of
-from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
 from skerry import ArrayLearner, Policy
 from skerry.runtime.logs import log_to_stderr
 from skerry.wire.codecs import Codec, Compressor, Encoding
@@ -43,8 +42,6 @@ class Island:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arrays = arrays_of(arguments.numel)
         self._noise = np.random.default_rng(arguments.number)
-        before_bytes = status_bytes(os.getpid(), "VmRSS")
-        forget_peak(os.getpid())
         steps_are_made_up()
         self._learner = ArrayLearner(
             self._arrays,
@@ -53,12 +50,8 @@ class Island:
             learner_id=f"island-{arguments.number}",
             create=True,
             policy=policy_of(Codec(arguments.codec), arguments.learners),
-            fragment_count=arguments.fragments or None,
             connect_timeout_s=_TIMEOUT_S,
         )
-        self._before_bytes = before_bytes
-        self.joined_bytes = status_bytes(os.getpid(), "VmHWM") - before_bytes
-        forget_peak(os.getpid())
         self._steps = DueSteps(self._learner)
 
     def prepare(self) -> None:
@@ -69,39 +62,30 @@ class Island:
 
     def synchronise(self) -> dict[str, Any]:
         """Returns what it took until every fragment has its next version."""
-        forget_peak(os.getpid())  # which made-up training has raised
-        before, cpu_s, start_s = self._learner.stats, time.process_time(), time.monotonic()
+        cpu_s, start_s = time.process_time(), time.monotonic()
         self._steps.synchronise(_TIMEOUT_S)
-        end_s, stats = time.monotonic(), self._learner.stats
-        return {
-            "start_s": start_s,
-            "end_s": end_s,
-            "cpu_s": time.process_time() - cpu_s,
-            "bytes_up": stats.bytes_up - before.bytes_up,
-            "bytes_down": stats.bytes_down - before.bytes_down,
-            "peak_bytes": status_bytes(os.getpid(), "VmHWM") - self._before_bytes,
-        }
+        return {"start_s": start_s, "end_s": time.monotonic(), "cpu_s": time.process_time() - cpu_s}
 
 
 def main() -> None:
     """Does as it is told."""
     log_to_stderr()
+    dialogue = Dialogue()
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", required=True)
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--learners", type=int, required=True)
     parser.add_argument("--numel", type=int, required=True)
-    parser.add_argument("--fragments", type=int, default=0)
-    parser.add_argument("--codec", default="int4")
+    parser.add_argument("--codec", required=True)
     island = Island(parser.parse_args())
-    answer(joined_bytes=island.joined_bytes)
-    for command in commands():
+    dialogue.answer()
+    for command in dialogue.commands():
         match command["do"]:
             case "prepare":
                 island.prepare()
-                answer()
+                dialogue.answer()
             case "synchronise":
-                answer(**island.synchronise())
+                dialogue.answer(**island.synchronise())
 
 
 if __name__ == "__main__":

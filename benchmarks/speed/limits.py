@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from benchmarks.speed.processes import answer
+from benchmarks.dialogue import Dialogue
 
 _METHOD: Final = "/benchmark.Raw/"
 MESSAGE_BYTES: Final = 2**20
@@ -77,7 +77,7 @@ async def _serve() -> None:
     server.add_generic_rpc_handlers([_Handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    answer(port=port)
+    Dialogue().answer(port=port)
     await server.wait_for_termination()
 
 

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
+from benchmarks.processes import Served, served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.processes import Served, served
 from benchmarks.speed.transfer import RUN, create_run, encoded_delta, peer
 from skerry import Policy, RunsClient
 from skerry.wire.codecs import Codec

@@ -1,7 +1,7 @@
 """Merging the closed round of a fragment: eight int4 deltas, from a store on disk to a durable update.
 
 Its limit is copying as many float32 elements as the deltas have, all threads at it. Each merge is repeated on the same
-round; adopting the update in the syncer's state, and replaying the version, stand beside it.
+round.
 """
 
 from __future__ import annotations
@@ -40,33 +40,22 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     closing = run.state.fragments[FRAGMENT].closing
     assert closing is not None  # `prepare` closed it
     layout = layout_of(numel)
-    found: dict[str, list[float]] = {"copy": [], "merge": [], "replay": []}
+    found: dict[str, list[float]] = {"copy": [], "merge": []}
     for sample in range(samples + 1):
         copy_s = _copy_s(layout.numel * LEARNERS)
         state = await Replayer(run, FRAGMENT, workers).rebuild(0, scratch)
         with scratch.lent(layout.numel) as acc:
             start_s = time.perf_counter()
             result = await merge_round(run, FRAGMENT, closing, state, acc, workers=workers)
-            commit = await result.stored()
+            await result.stored()
             if sample:
                 found["copy"].append(copy_s)
                 found["merge"].append(time.perf_counter() - start_s)
-    await run.log.append([commit])
-    for _ in range(samples):
-        start_s = time.perf_counter()
-        await Replayer(run, FRAGMENT, workers).rebuild(1, scratch)
-        found["replay"].append(time.perf_counter() - start_s)
     await store.close()
     workers.close()
     case = f"{LEARNERS} int4 deltas of {layout.numel / 1e6:.3g}M parameters, {_THREADS} threads"
-    what = {
-        "merge": "merge to a durable update",
-        "replay": "replay the version from the store",
-    }
-    return [
-        paired(case, f"{metric} / memcpy of the deltas as float32", found[name], "s", limits=found["copy"])
-        for name, metric in what.items()
-    ]
+    metric = "merge to a durable update / memcpy of the deltas as float32"
+    return [paired(case, metric, found["merge"], "s", limits=found["copy"])]
 
 
 def _copy_s(numel: int) -> float:

@@ -13,7 +13,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.report import Row
-from benchmarks.speed.table import AIMS, number
+from benchmarks.speed.table import AIMS
 
 _MET: Final = "#0ca678"
 _SHORT: Final = "#e03131"
@@ -26,10 +26,9 @@ def draw(tables: Mapping[str, list[Row]], path: Path) -> Path:
     for table, rows in tables.items():
         for row in rows:
             for aim in AIMS:
-                found = row.ratio if aim.is_ratio else row.value
-                if aim.fits(table, row) and found:
-                    share = aim.bound / found if aim.is_at_most else found / aim.bound
-                    bars.append((f"{row.metric.partition(' / ')[0]}\n{row.case}", share, number(found), str(aim)))
+                if share := aim.share(table, row):
+                    value = row.ratio if aim.is_ratio else row.value
+                    bars.append((f"{row.metric.partition(' / ')[0]}\n{row.case}", share, f"{value:.3g}", str(aim)))
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(
         {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True}

@@ -28,8 +28,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from benchmarks.processes import forget_peak, served, status_bytes
 from benchmarks.report import Row, measured, write_rows
-from benchmarks.speed.processes import forget_peak, served, status_bytes
 from skerry import Learner
 
 _WIDTH: Final = 1024  # a layer has 2**20 parameters, 4 MiB

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import torch
 
+from benchmarks.dialogue import Dialogue
+from benchmarks.processes import forget_peak, status_bytes
 from benchmarks.speed.measuring import SEED
 from benchmarks.speed.models import shapes_of
-from benchmarks.speed.processes import answer, commands, forget_peak, status_bytes
 from skerry import Learner, Policy
 from skerry.runtime.logs import log_to_stderr
 
@@ -99,19 +100,20 @@ class Trainee:
 def main() -> None:
     """Does as it is told."""
     log_to_stderr()
+    dialogue = Dialogue()
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", required=True)
     parser.add_argument("--numel", type=int, required=True)
     parser.add_argument("--fragments", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     trainee = Trainee(parser.parse_args())
-    answer(joined_bytes=trainee.joined_bytes)
-    for command in commands():
+    dialogue.answer(joined_bytes=trainee.joined_bytes)
+    for command in dialogue.commands():
         match command["do"]:
             case "rest":
-                answer(**trainee.rest(command["count"]))
+                dialogue.answer(**trainee.rest(command["count"]))
             case "work":
-                answer(**trainee.work(command["count"], is_on=command["is_on"]))
+                dialogue.answer(**trainee.work(command["count"], is_on=command["is_on"]))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.processes import children, served
 from benchmarks.report import Row, measured
 from benchmarks.speed.measuring import Size, paired
 from benchmarks.speed.models import layout_of
-from benchmarks.speed.processes import children, served
 
 _FRAGMENTS: Final = 24
 _BLOCK_STEPS: Final = 6
@@ -26,7 +26,7 @@ def rows(size: Size) -> Iterator[Row]:
     rest_steps = size.pick(2 * _FRAGMENTS, _FRAGMENTS + 6)
     with tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as name, served(Path(name)) as syncer:
         arguments = f"--target={syncer.target} --numel={numel} --fragments={_FRAGMENTS} --step-s={step_s}".split()
-        with children("trainee", [arguments], Path(name)) as (trainee,):
+        with children("benchmarks.speed.trainee", [arguments], Path(name)) as (trainee,):
             joined_bytes = trainee.hear()["joined_bytes"]
             # The first deltas are due after H steps; from then on one fragment a step.
             trainee.tell(do="rest", count=_FRAGMENTS)

@@ -19,11 +19,11 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
+from benchmarks.processes import Served, children, served
 from benchmarks.report import Row
 from benchmarks.speed.limits import RawStream, timed, write_and_sync
 from benchmarks.speed.measuring import SEED, Size, paired, rates
 from benchmarks.speed.models import arrays_of, layout_of
-from benchmarks.speed.processes import Served, children, served
 from skerry import Policy, RunsClient
 from skerry.errors import is_transient
 from skerry.exchange.boundary import Boundary
@@ -143,7 +143,7 @@ def encoded_delta(layout: FragmentLayout, codec: Codec) -> tuple[Part, ...]:
 @asynccontextmanager
 async def raw_stream(folder: Path) -> AsyncIterator[RawStream]:
     """Yields a connection to a raw gRPC server in another process."""
-    with children("limits", [[]], folder) as (server,):
+    with children("benchmarks.speed.limits", [[]], folder) as (server,):
         port = server.hear()["port"]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield RawStream(channel)

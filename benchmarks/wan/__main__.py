@@ -7,17 +7,14 @@ relay makes them long.
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import DIRECTORY, Row, write_rows
+from benchmarks.report import Row, write_rows
 from benchmarks.wan.cases import CASES, Site, measure
-from benchmarks.wan.isolation import INSIDE, obstacle, run_isolated
+from benchmarks.wan.isolation import INSIDE, isolated
 
 _BEGAN_S: Final = time.monotonic()
 _EXAMPLES: Final = """examples:
@@ -43,18 +40,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.inside is not None:
         return _measure(given)
-    if reason := obstacle():
-        print(f"wide-area links can't be measured here: {reason}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="wan-", dir=DIRECTORY.parent))
-    try:
-        return run_isolated("benchmarks.wan", folder, sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return isolated("benchmarks.wan")
 
 
 def _measure(given: argparse.Namespace) -> int:

@@ -6,9 +6,7 @@ The model is one fragment, so each transfer is one stream.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
@@ -16,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.dialogue import Dialogue
 from skerry import ArrayLearner, Policy, array_learner
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.v1 import exchange_pb2
@@ -95,8 +94,7 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--numel", type=int, required=True)
     arguments = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    dialogue = Dialogue()
     patch.object(array_learner, "GrpcTransport", TimedTransport).start()
     weights = np.zeros((arguments.numel // 1024, 1024), np.float32)
     learner = ArrayLearner(
@@ -111,8 +109,8 @@ def main() -> None:
         tls="insecure",
     )
     transport, source = TimedTransport.current, np.random.default_rng(0)
-    print(json.dumps(transport.pulls.facts()), file=answers, flush=True)
-    for _ in sys.stdin:
+    dialogue.answer(**transport.pulls.facts())
+    for _ in dialogue.commands():
         weights += source.standard_normal(weights.shape, np.float32)
         transport.pushes = Timed()
         learner.step(1)
@@ -120,7 +118,7 @@ def main() -> None:
             raise TimeoutError("the push was not acknowledged")
         while not transport.pushes.end_s:  # an event may tell of the acknowledgement before the push has its answer
             time.sleep(0.001)
-        print(json.dumps(transport.pushes.facts()), file=answers, flush=True)
+        dialogue.answer(**transport.pushes.facts())
     os._exit(0)
 
 

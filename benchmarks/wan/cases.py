@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.processes import Process, Served, all_hear, this_python, wait_idle
 from benchmarks.report import Row, measured
 from benchmarks.wan import trainer
 from benchmarks.wan.network import Network
-from benchmarks.wan.processes import Process, all_hear, this_python, wait_idle
-from skerry.net.transport import LANE_COUNT
 
 GIGABIT: Final = 1e9
 _LONGEST_S: Final = 180.0
@@ -64,28 +61,17 @@ class Site:
         self._count += 1
         folder = self._folder / f"{self._count}-serve"
         folder.mkdir()
-        options = ["--new-store", "--listen", f"0.0.0.0:{_PORT}", "--insecure", "--log-level", "warning"]
-        options += ["--store", (folder / "store").as_uri(), "--scratch", str(folder / "scratch")]
-        options += ["--port-file", str(folder / "port")]
-        process = Process(this_python("skerry.cli.main", "serve", *options), folder / "serve.log", node="syncer")
-        self._processes.append(process)
-        deadline_s = time.monotonic() + _LONGEST_S
-        while not (folder / "port").exists():
-            if time.monotonic() > deadline_s:
-                raise TimeoutError("syncer did not start")
-            time.sleep(0.1)
+        self._processes.append(Served(folder, "--insecure", listen=f"0.0.0.0:{_PORT}", node="syncer"))
 
     def clear(self) -> None:
-        """Kills what the case started, and ends what the relay does."""
+        """Kills what the case started."""
         for process in self._processes:
             process.end()
         self._processes.clear()
-        self.network.relay.stalled = self.network.relay.cut = set()
-        self.network.relay.jitter_s = 0.0
 
 
 def long_link(site: Site) -> Iterator[Row]:
-    """2 Gbit/s with a round trip of 100 ms: encoded parts that go up, snapshots that come down, and plain TCP.
+    """2 Gbit/s with a round trip of 100 ms: encoded parts that go up, snapshots that come down.
 
     First as the kernel is, and then with the buffers that compose.yaml gives its containers.
     """
@@ -100,81 +86,25 @@ def long_link(site: Site) -> Iterator[Row]:
 
 def _transfers(site: Site, case: str, numel: int, samples: int) -> Iterator[Row]:
     site.serve()
-    plain = site.start("syncer", "plain", "--serve")
     one = site.start("one", "bulk", "--target", site.target, "--name", "one", "--numel", str(numel))
-    for process in (plain, one):
-        process.hear(_LONGEST_S)
-    fetched = ["--host", site.address("syncer"), "--bytes", str(4 * numel), "--connections", str(LANE_COUNT)]
+    one.hear(_LONGEST_S)
     joining = ["--target", site.target, "--numel", str(numel)]
-    pushes, pulls, limits = [], [], []
+    pushes, pulls = [], []
     for sample in range(samples + 1):
         wait_idle(_IDLE_S)
         pushes.append(all_hear([one], _LONGEST_S, do="push")[0])
         wait_idle(_IDLE_S)
-        pulls.append(_once(site, "bulk", *joining, "--name", f"two-{sample}"))
-        wait_idle(_IDLE_S)
-        limits.append(_once(site, "plain", *fetched))
-        walls = (found[-1]["wall_s"] for found in (pushes, pulls, limits))
-        site.say("long link: push {:.2f} s, pull {:.2f} s, plain TCP {:.2f} s".format(*walls))
+        joiner = site.start("two", "bulk", *joining, "--name", f"two-{sample}")
+        pulls.append(joiner.hear(_LONGEST_S))
+        joiner.end()
+        site.say(f"long link: push {pushes[-1]['wall_s']:.2f} s, pull {pulls[-1]['wall_s']:.2f} s")
     named = {
         "push of encoded parts, acknowledged durable": pushes,
         "pull of a snapshot, by a process that has just started": pulls,
-        f"the same bytes over {LANE_COUNT} new TCP connections": limits,
     }
     for name, answers in named.items():  # the first of each warms up
         speeds = [8 * one["size_bytes"] / one["wall_s"] / GIGABIT for one in answers[1:]]
         yield measured(case, name, speeds, "Gbit/s", limit=2.0)
-
-
-def _once(site: Site, module: str, *arguments: str) -> Any:
-    """Returns the answer of a process on the node `two`, which it then ends."""
-    process = site.start("two", module, *arguments)
-    answer = process.hear(_LONGEST_S)
-    process.end()
-    return answer
-
-
-def stopped_learner(site: Site) -> Iterator[Row]:
-    """One of three learners is stopped for 30 s: the others' step time, and the versions that are made meanwhile."""
-    stop_s, step_s = (10.0, 0.1) if site.is_short else (30.0, 0.1)
-    site.limit(GIGABIT, round_trip_s=0.04)
-    site.serve()
-    learners = _islands(site, ("one", "two", "three"), step_s)
-    for learner in learners:
-        learner.tell(seconds=3 * stop_s)
-    time.sleep(stop_s)
-    stopped_at_s = time.monotonic()
-    learners[2].signal(signal.SIGSTOP)
-    site.say(f"stopped learner: one of three is stopped for {stop_s:.0f} s")
-    time.sleep(stop_s)
-    learners[2].signal(signal.SIGCONT)
-    resumed_at_s = time.monotonic()
-    answers = [learner.hear(_LONGEST_S) for learner in learners[:2]]
-    case = f"one of three learners stopped for {stop_s:.0f} s, steps of {step_s * 1e3:.0f} ms"
-    times = [list(_step_times(one)) for one in answers]
-    before = [took_s for one in times for end_s, took_s in one if end_s < stopped_at_s]
-    during = [took_s for one in times for end_s, took_s in one if stopped_at_s <= end_s < resumed_at_s]
-    yield measured(case, "the others' step while it is stopped", during, "s", limit=statistics.median(before))
-    yield Row(
-        case, "the others' longest step while it is stopped", max(during), "s", max(before), max(during) / max(before)
-    )
-    versions = [
-        sum(seen["versions"].values())
-        for seen in (_seen_at(answers[0], stopped_at_s), _seen_at(answers[0], resumed_at_s))
-    ]
-    yield Row(case, "versions of all fragments made while it is stopped", float(versions[1] - versions[0]), "")
-
-
-def _seen_at(answer: Any, at_s: float) -> Any:
-    """Returns what the learner noted last before a time."""
-    return [one for one in answer["notes"] if one["at_s"] <= at_s][-1]
-
-
-def _step_times(answer: Any) -> Iterator[tuple[float, float]]:
-    previous_s = answer["begin_s"]
-    for end_s in answer["ends_s"]:
-        yield end_s, end_s - previous_s
-        previous_s = end_s
 
 
 def _islands(site: Site, nodes: tuple[str, ...], step_s: float) -> list[Process]:
@@ -244,7 +174,7 @@ def _utilisation(answers: list[Any]) -> float:
     )
 
 
-CASES: Final = {"long-link": long_link, "stopped-learner": stopped_learner, "thin-link": thin_link}
+CASES: Final = {"long-link": long_link, "thin-link": thin_link}
 
 
 def measure(name: str, site: Site) -> list[Row]:

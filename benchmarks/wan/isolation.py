@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import tempfile
+from collections.abc import Callable
 from typing import Final
+
+from benchmarks.report import DIRECTORY
 
 INSIDE: Final = "--inside"
 _PROGRAMS: Final = ("unshare", "setpriv", "ip", "tc", "mount")
@@ -21,7 +24,7 @@ _UNSHARE: Final = ("unshare", "--net", "--mount", "--pid", "--mount-proc", "--fo
 _PREPARED: Final = "mount -t tmpfs none /run && mkdir /run/netns && ip link set lo up"
 
 
-def obstacle() -> str:
+def _obstacle() -> str:
     """Returns why this machine can't make network namespaces with limited links, or an empty text."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         return "network namespaces exist on Linux only"
@@ -38,14 +41,25 @@ def obstacle() -> str:
     return f"this kernel or container refuses. error={tried.stderr.strip()}" if tried.returncode else ""
 
 
-def run_isolated(module: str, folder: Path, arguments: Sequence[str]) -> int:
-    """Runs `python -m module --inside FOLDER ARGUMENTS` in there, and returns its exit status."""
-    # The shell stays, as the first process has to reap those whose parents ended before them.
-    inner = f'{_PREPARED} && "$0" -B -m {module} {INSIDE} "$@"; exit $?'
-    command = ["setpriv", "--pdeathsig=KILL", *_UNSHARE, "sh", "-c", inner, sys.executable, str(folder), *arguments]
-    process = subprocess.Popen(command)
-    try:
-        return process.wait()
-    finally:
-        process.kill()
-        process.wait()
+def isolated(module: str, prepare: Callable[[], object] = lambda: None) -> int:
+    """Runs `python -m module --inside FOLDER` with this process's arguments in there, and returns its exit status.
+
+    What has to be done in the network of the machine, `prepare` does before.
+    """
+    if reason := _obstacle():
+        print(f"{module} can't measure here: {reason}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended and removed
+    prepare()
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=DIRECTORY.parent, ignore_cleanup_errors=True) as folder:
+        # The shell stays, as the first process has to reap those whose parents ended before them.
+        inner = f'{_PREPARED} && "$0" -B -m {module} {INSIDE} "$@"; exit $?'
+        command = ["setpriv", "--pdeathsig=KILL", *_UNSHARE, "sh", "-c", inner, sys.executable, folder, *sys.argv[1:]]
+        with subprocess.Popen(command) as process:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                return 130
+            finally:
+                process.kill()

@@ -48,10 +48,6 @@ class Network:
         _do(f"ip -n {name} route add default via {hub}")
         return address
 
-    def number(self, name: str) -> int:
-        """Returns the number by which the relay knows a node."""
-        return self._numbers[name]
-
     def limit(self, name: str, bits_per_s: float) -> None:
         """Limits a node's link, each way."""
         bucket = f"root tbf rate {bits_per_s:.0f}bit burst {_BURST} limit {_QUEUE}"
@@ -66,17 +62,6 @@ class Network:
         yield
         for node in self._numbers:  # the hub's namespace has what theirs had
             _do(f"ip netns exec {node} sysctl -qw", f"net.ipv4.tcp_rmem={_RECEIVE_BUFFER.read_text().strip()}")
-
-    def carried_bytes(self, name: str) -> tuple[int, int]:
-        """Returns the bytes that a node has sent and received, headers included."""
-        folder = Path(f"/sys/class/net/to-{name}/statistics")
-        if folder.exists():
-            return int((folder / "rx_bytes").read_text()), int((folder / "tx_bytes").read_text())
-        for line in Path("/proc/net/dev").read_text().splitlines():
-            device, _, rest = line.partition(":")
-            if device.strip() == f"to-{name}":
-                return int(rest.split()[0]), int(rest.split()[8])
-        raise ValueError(f"no such node. node={name}")
 
     def congestion_control(self) -> str:
         """Returns the algorithm that TCP uses here."""

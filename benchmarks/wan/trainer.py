@@ -1,15 +1,13 @@
 """A learner of the wide-area cases: real training of a perceptron, alone, on an island or data-parallel.
 
 An accelerator that other processes do not slow down is imitated: a step that is finished early waits until `--step-s`
-is over. Lines of JSON on standard input say what to do.
+is over.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.dialogue import Dialogue
 from skerry import ArrayLearner, Policy
 
 SHAPES: Final = {"in.weight": (512, 4096), "out.weight": (4096, 512)}
@@ -25,7 +24,6 @@ BATCH: Final = 8  # samples, which count as tokens
 H: Final = 24
 _RATE: Final = np.float32(2e-4)  # ten times as much diverges
 _TIMEOUT_S: Final = 60.0
-_NOTED: Final = 10  # steps between two notes of the counts
 
 
 class Perceptron:
@@ -99,8 +97,7 @@ class Island(Alone):
 
     def facts(self) -> dict[str, Any]:
         """Returns the learner's counts."""
-        stats = self._learner.stats
-        return {"versions": dict(stats.versions), "merged": stats.deltas_merged}
+        return {"merged": self._learner.stats.deltas_merged}
 
 
 class DataParallel(Alone):
@@ -133,7 +130,7 @@ class DataParallel(Alone):
 def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[str, Any]:
     """Trains for a time, and returns when each step ended, what of it was computing, and the mean loss at the end."""
     begin_s = time.monotonic()
-    ends_s, computing_s, losses, notes = [], [], [], []
+    ends_s, computing_s, losses = [], [], []
     while (step_begin_s := time.monotonic()) < begin_s + seconds:
         gradients, loss = model.gradients()
         combining_s = -time.monotonic()
@@ -145,13 +142,10 @@ def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[
         how.tell(loss)
         losses.append(loss)
         ends_s.append(time.monotonic())
-        if len(ends_s) % _NOTED == 1:
-            notes.append({"at_s": ends_s[-1], **how.facts()})
     return {
         "begin_s": begin_s,
         "ends_s": ends_s,
         "computing_s": computing_s,
-        "notes": notes,
         "loss": sum(losses[-10:]) / len(losses[-10:]),
         **how.facts(),
     }
@@ -166,14 +160,12 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--step-s", type=float, default=0.0)
     arguments = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    dialogue = Dialogue()
     model = Perceptron(arguments.number)
     how = {"alone": Alone, "island": Island, "data-parallel": DataParallel}[arguments.how](arguments, model)
-    print(json.dumps({}), file=answers, flush=True)
-    for line in sys.stdin:
-        answer = train(model, how, arguments.step_s, json.loads(line)["seconds"])
-        print(json.dumps(answer), file=answers, flush=True)
+    dialogue.answer()
+    for command in dialogue.commands():
+        dialogue.answer(**train(model, how, arguments.step_s, command["seconds"]))
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ def test_a_table_is_measured(table: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert f"{table}: " in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("table", ["encoding", "steps", "programs", "learning"])
+@pytest.mark.parametrize("table", ["encoding", "steps", "programs"])
 def test_a_table_of_the_gpu_benchmark_is_measured_on_a_cpu(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.dialogue import Dialogue
 from benchmarks.rivals.peers import model
 
 
@@ -36,27 +36,21 @@ def converse(serve: Callable[[argparse.Namespace], str], learn: Callable[[argpar
     parser.add_argument("--target", default="")
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to the log
-
-    def answer(**values: Any) -> None:
-        answers.write(json.dumps(values) + "\n")
-        answers.flush()
-
+    dialogue = Dialogue()
     if arguments.serve:
-        answer(target=serve(arguments))
+        dialogue.answer(target=serve(arguments))
         sys.stdin.read()
         os._exit(0)
     peer, training = learn(arguments), model.Training(arguments.number)
-    answer()
-    for line in sys.stdin:
-        if json.loads(line)["do"] == "prepare":
+    dialogue.answer()
+    for command in dialogue.commands():
+        if command["do"] == "prepare":
             training.change(peer.weights())
             before = model.sample(peer.weights())
             peer.prepare()
-            answer(sample=before)
+            dialogue.answer(sample=before)
         else:
             begin_s = time.monotonic()
             peer.synchronise()
-            answer(begin_s=begin_s, end_s=time.monotonic(), sample=model.sample(peer.weights()))
+            dialogue.answer(begin_s=begin_s, end_s=time.monotonic(), sample=model.sample(peer.weights()))
     os._exit(0)  # a system that can't leave a group does not keep the benchmark waiting

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from argparse import Namespace
 from typing import Any, Final
 
 from benchmarks.due_steps import DueSteps, H, steps_are_made_up
+from benchmarks.processes import Served
 from benchmarks.rivals.peers import model
 from benchmarks.rivals.peers.dialogue import converse
 from skerry import ArrayLearner, Policy
@@ -56,16 +54,7 @@ class Learner:
 
 def serve(arguments: Namespace) -> str:
     """Starts a syncer, and returns its address."""
-    port_file, store = arguments.folder / "port", arguments.folder / "store"
-    options = ["--new-store", "--listen", "127.0.0.1:0", "--port-file", str(port_file), "--store", store.as_uri()]
-    options += ["--scratch", str(arguments.folder / "scratch"), "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-B", "-m", "skerry.cli.main", "serve", *options])
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    while not (port_file.exists() and port_file.read_text()):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise RuntimeError("syncer did not start")
-        time.sleep(0.05)
-    return f"127.0.0.1:{int(port_file.read_text())}"
+    return Served(arguments.folder).target
 
 
 if __name__ == "__main__":

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.report import Row
 from benchmarks.rivals import turns
 from benchmarks.rivals.__main__ import rows
-from benchmarks.rivals.contenders import CONTENDERS, Contender, UnavailableError, python_of
+from benchmarks.rivals.contenders import Contender, UnavailableError, python_of
 from benchmarks.rivals.peers import model
-from benchmarks.rivals.results import DIRECTORY
 from benchmarks.rivals.turns import Found, Visit, check
 
 
@@ -70,11 +67,3 @@ def test_the_limit_of_a_time_is_what_the_link_needs_for_the_bytes() -> None:
     assert by_metric["Skerry, 4 bits both ways", "full synchronisation"].ratio == 2.0
     against = by_metric["Skerry against torchft DiLoCo, float32", "full synchronisation"]
     assert (against.value, against.limit, against.ratio) == (2.0, 4.0, 0.5)
-
-
-def test_committed_results_are_rows_of_known_systems() -> None:
-    titles = {contender.title for contender in CONTENDERS}
-    for file in sorted(DIRECTORY.glob("*.json")):
-        for entry in json.loads(file.read_text()):
-            row = Row(**entry)
-            assert row.case.removeprefix("Skerry against ") in titles

@@ -6,7 +6,6 @@ NumPy is the reference and does the same everywhere else, bit for bit. Importing
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from functools import cache
@@ -38,12 +37,10 @@ def kernels_for(*arrays: NDArray[Any]) -> ModuleType | None:
 
 @cache
 def load() -> ModuleType | None:
-    """Return the kernels, compiled or loaded; None without numba, or where SKERRY_KERNELS is `numpy`.
+    """Return the kernels, compiled or loaded; None without numba.
 
     For a worker thread: the call takes between half a second and ten, once a process.
     """
-    if os.environ.get("SKERRY_KERNELS") == "numpy":  # noqa: TID251 - a way out of a broken compiler, for any program
-        return None
     try:
         from skerry.wire import kernels_numba
     except ImportError:

@@ -1,4 +1,4 @@
-"""Who may call what: every method by every kind of caller."""
+"""Roles, by the certificates of real connections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from skerry import Tls
 from skerry.cli.authority import Wanted
-from skerry.v1 import capabilities_pb2 as capabilities
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.identity import Identity, Role
 from skerry_syncer.access.deny_list import DenyList
-from skerry_syncer.access.roles import RULES
 from skerry_syncer.server import ServerSettings, SyncerServer, serving
 from skerry_syncer.store.log.entries import INITIAL_BASE
 from skerry_syncer.store.log.state import Outcome
@@ -46,56 +44,9 @@ from tests.support.raw_learner import (
     refused,
 )
 from tests.support.still_clock import StillClock
+from tests.unit.syncer.access.test_roles import CALLERS, ID, METHODS, REQUESTS
 
-ID = "a" * 32
-# What each method is asked, about the run demo and as the learner us.
-REQUESTS: dict[str, Any] = {
-    "Capabilities/GetCapabilities": capabilities.GetCapabilitiesRequest(),
-    "Exchange/Attach": exchange.AttachRequest(hello=exchange.Hello(run="demo", learner_id="us", session_id=ID)),
-    "Exchange/PushDelta": exchange.PushDeltaRequest(
-        header=exchange.PushHeader(run="demo", run_uid=ID, learner_id="us", session_id=ID, delta_id=ID)
-    ),
-    "Exchange/QueryPush": exchange.QueryPushRequest(run="demo", run_uid=ID, delta_id=ID),
-    "Exchange/PullFragment": exchange.PullFragmentRequest(run="demo", fragment="body", from_version=-1),
-    "Exchange/Watch": exchange.WatchRequest(run="demo"),
-    "Runs/CreateRun": runs.CreateRunRequest(request_id=ID, name="demo"),
-    "Runs/CommitRun": runs.CommitRunRequest(name="demo", run_uid=ID),
-    "Runs/GetRun": runs.GetRunRequest(name="demo"),
-    "Runs/ListVersions": runs.ListVersionsRequest(name="demo", fragment="body"),
-    "Runs/ListRuns": runs.ListRunsRequest(),
-    "Runs/SetPolicy": runs.SetPolicyRequest(request_id=ID, name="demo"),
-    "Runs/RollBack": runs.RollBackRequest(request_id=ID, name="demo", target_position=1),
-    "Runs/CloseRun": runs.CloseRunRequest(name="demo"),
-    "Runs/DeleteRun": runs.DeleteRunRequest(name="demo", run_uid=ID),
-}
-METHODS = {
-    f"{service.name}/{method.name}": method
-    for module in (capabilities, exchange, runs)
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-CALLERS = {
-    "nobody": None,
-    "reader": Identity(Role.READER, "prom"),
-    "learner": Identity(Role.LEARNER, "us"),
-    "learner of the run": Identity(Role.LEARNER, "us", "demo"),
-    "another learner of the run": Identity(Role.LEARNER, "eu", "demo"),
-    "learner of another run": Identity(Role.LEARNER, "us", "gpt"),
-    "admin": Identity(Role.ADMIN, "anna"),
-}
-ADMIN = Identity(Role.ADMIN, "anna")
-READS = {"GetCapabilities", "PullFragment", "Watch", "GetRun", "ListVersions"}
-CREATES = {"CreateRun", "CommitRun", "QueryPush"}
-# By hand, so that `RULES` can't be wrong without a test that fails.
-ALLOWED = {
-    "nobody": set[str](),
-    "reader": READS | {"ListRuns"},
-    "learner": READS | CREATES | {"Attach", "PushDelta"},
-    "learner of the run": READS | CREATES | {"Attach", "PushDelta"},
-    "another learner of the run": READS | CREATES,
-    "learner of another run": {"GetCapabilities"},
-    "admin": {method.partition("/")[2] for method in METHODS} - {"Attach", "PushDelta"},
-}
+ADMIN = CALLERS["admin"]
 
 
 @pytest.fixture
@@ -140,24 +91,10 @@ async def asked(stubs: Stubs, method: str, request: Any) -> str:
     return ""
 
 
-def test_every_method_of_the_contract_is_in_the_table_and_in_this_scan() -> None:
-    assert RULES.keys() == METHODS.keys() == REQUESTS.keys()
-
-
-@pytest.mark.parametrize("who", CALLERS)
-async def test_every_method_is_allowed_to_whom_it_should_be(who: str, keys: Path) -> None:
-    refusal = "PERMISSION_DENIED" if CALLERS[who] else "UNAUTHENTICATED"
-    async with by_certificate(keys) as (server, tls), connected(server.port, tls(CALLERS[who])) as stubs:
-        reasons = {method.partition("/")[2]: await asked(stubs, method, REQUESTS[method]) for method in REQUESTS}
-    assert {method for method, reason in reasons.items() if reason != refusal} == ALLOWED[who]
-    assert {"UNAUTHENTICATED", "PERMISSION_DENIED"}.intersection(reasons.values()) <= {refusal}
-
-
 @pytest.mark.parametrize("who", ["learner", "learner of the run", "learner of another run", "admin"])
 async def test_a_stream_that_begins_with_any_message_is_refused_as_its_callers_fault(who: str, keys: Path) -> None:
     caller = CALLERS[who]
     kinds: dict[str, Any] = {"Exchange/PushDelta": exchange.PushDeltaRequest}
-    assert caller is not None
     if caller.role is Role.LEARNER:  # an admin's is refused before it is read
         kinds["Exchange/Attach"] = exchange.AttachRequest
     async with by_certificate(keys) as (server, tls), connected(server.port, tls(caller)) as stubs:

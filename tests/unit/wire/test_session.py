@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from numpy.typing import NDArray
 
 from skerry.v1 import exchange_pb2, types_pb2
-from tests.unit.wire import make_session, slow_codec
+from tests.unit.wire import slow_codec
 
 Json = dict[str, Any]
 Float32s = NDArray[np.float32]
@@ -236,36 +236,9 @@ def test_a_stranger_replays_the_session_bit_for_bit() -> None:
     assert (stranger.version, stranger.in_flight) == (7, "")
 
 
-def test_the_session_meets_every_fate_and_every_way_to_adopt() -> None:
-    text = json.dumps(SESSION)
-    for fate in ("PENDING", "MERGED", "EXPIRED", "QUARANTINED"):
-        assert f"FATE_{fate}" in text
-    assert {step["how"] for step in SESSION["steps"] if step["step"] == "adopt"} == {
-        "load",
-        "rebase",
-        "rebase merged",
-        "replace",
-    }
-    compressed = [
-        frame for path in make_session.all_files() if path.suffix == ".frames" for frame in _compressors(path)
-    ]
-    assert set(compressed) == {0, 1}
-
-
-def _compressors(path: Path) -> Iterator[int]:
-    data = path.read_bytes()
-    while data:
-        yield data[5]
-        data = data[32 + struct.unpack_from("<I", data, 20)[0] :]
-
-
 @pytest.mark.parametrize("step", SESSION["steps"], ids=lambda step: step["step"])
 def test_every_message_of_the_session_is_one_of_the_contract(step: Json) -> None:
     for (kind, field), message in MESSAGES.items():
         if step["step"] == kind and field in step:
             parsed = json_format.ParseDict(step[field], message())
             assert json_format.MessageToDict(parsed, preserving_proto_field_name=True) == step[field]
-
-
-def test_the_committed_sessions_are_what_the_script_writes() -> None:
-    assert make_session.differences() == []

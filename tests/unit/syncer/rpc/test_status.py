@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from skerry.v1 import types_pb2
 from skerry.wire.layout import BadNameError
 from skerry_syncer.errors import DrainingError, SyncerError
 from skerry_syncer.rpc.status import status_of
@@ -39,6 +43,14 @@ def test_an_error_has_its_code_its_reason_and_its_pause(
 ) -> None:
     status = status_of(error)
     assert (status.code, *told(status)) == (code, reason, retry_s)
+
+
+def test_every_reason_has_the_status_code_that_its_comment_in_the_contract_says() -> None:
+    text = (Path(__file__).parents[4] / "protos" / "skerry" / "v1" / "types.proto").read_text("utf-8")
+    codes = re.findall(r"  // ([A-Z_]+): .*\n(?:  //.*\n)*  ERROR_REASON_(\w+) = ", text)
+    assert len(codes) == len(types_pb2.ErrorReason.keys()) - 1, "all but UNSPECIFIED"
+    for code, reason in codes:
+        assert code_pb2.Code.Name(status_of(SyncerError(reason, "")).code) == code
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), StoreUnavailableError("secret"), StoreFullError("secret")])

@@ -5,39 +5,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry_syncer.run.host import HostSettings
-from skerry_syncer.run.push import MAX_PART_BYTES
-from skerry_syncer.server import SyncerServer, serving
-from skerry_syncer.store.objects.opening import open_objects
-from tests.integration.syncer.conftest import LOCAL
+from skerry_syncer.server import SyncerServer
 from tests.support.raw_learner import (
-    FLOAT32,
-    INT4,
-    Float32s,
     RawLearner,
     Stubs,
     apply_plan,
+    attached,
     connected,
     create_run,
+    delta_values,
     events_until,
     layout,
     observed,
-    part_messages,
     pull,
-    push_messages,
     refused,
 )
 
@@ -53,14 +43,9 @@ async def run(stubs: Stubs) -> types.Run:
 
 @pytest.fixture
 async def learner(stubs: Stubs, run: types.Run) -> AsyncIterator[RawLearner]:
-    attached = RawLearner(stubs, run, "eu", random.Random(1))
-    await attached.attach()
-    yield attached
-    attached.detach()
-
-
-def _values(seed: int, fragment: str = "body") -> Float32s:
-    return (0.1 * np.random.default_rng(seed).standard_normal(layout(fragment).numel)).astype(np.float32)
+    eu = await attached(stubs, run)
+    yield eu
+    eu.detach()
 
 
 async def _read(call: grpc.aio.UnaryStreamCall[Request, Message]) -> Message:
@@ -71,13 +56,6 @@ async def _read(call: grpc.aio.UnaryStreamCall[Request, Message]) -> Message:
     return cast("Message", message)
 
 
-async def _make_versions(learner: RawLearner, count: int) -> None:
-    for _ in range(count):
-        base = await pull(learner.stubs, learner.run, "body")
-        await learner.push(learner.header(base, "body"), _values(base.version))
-        await learner.event("version_committed")
-
-
 async def test_capabilities_always_have_plain_float32(stubs: Stubs) -> None:
     offered = await stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
     assert types.CODEC_FLOAT32 in offered.codecs
@@ -86,31 +64,10 @@ async def test_capabilities_always_have_plain_float32(stubs: Stubs) -> None:
     assert offered.suggested_part_size_bytes <= offered.max_part_size_bytes
 
 
-async def test_the_stock_services_answer_beside_ours(stubs: Stubs, server: SyncerServer) -> None:
-    health = health_pb2_grpc.HealthStub(stubs.channel)
-    for service in ("", "skerry.v1.Exchange", "skerry.v1.Runs", "skerry.v1.Capabilities"):
-        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    reflection = reflection_pb2_grpc.ServerReflectionStub(stubs.channel)
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    listed = await reflection.ServerReflectionInfo(iter([request])).read()
-    names = {service.name for service in listed.list_services_response.service}
-    assert {"skerry.v1.Exchange", "skerry.v1.Runs", "skerry.v1.Capabilities", "grpc.health.v1.Health"} <= names
-
-
-async def test_attaching_tells_the_run_and_the_lease(learner: RawLearner, run: types.Run) -> None:
-    attached = learner.attached
-    assert attached is not None
-    assert attached.run.uid == run.uid
-    assert attached.lease_term.ToTimedelta().total_seconds() == pytest.approx(0.3)
-    assert not attached.pending
-
-
 async def test_a_round_is_told_of_at_the_first_message_of_a_push(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    other = RawLearner(stubs, run, "us", random.Random(2))
-    await other.attach()
+    other = await attached(stubs, run, "us")
     header = other.header(await pull(stubs, run, "body"), "body")
     call = stubs.exchange.PushDelta(None)
     await call.write(exchange.PushDeltaRequest(header=header))
@@ -120,77 +77,12 @@ async def test_a_round_is_told_of_at_the_first_message_of_a_push(
     other.detach()
 
 
-async def test_fewer_steps_than_h_open_no_round_but_are_merged_with_the_next(
-    stubs: Stubs, run: types.Run, learner: RawLearner
-) -> None:
-    other = RawLearner(stubs, run, "us", random.Random(2))
-    await other.attach()
-    base = await pull(stubs, run, "body")
-    early = other.header(base, "body", steps=1)
-    assert (await other.push(early, _values(1))).fate.fate == types.FATE_PENDING
-    late = learner.header(base, "body")
-    await learner.push(late, _values(2))
-    committed = (await learner.event("version_committed")).version_committed
-    assert {one.delta_id for one in committed.merged} == {early.delta_id, late.delta_id}
-    assert sum(one.weight_share for one in committed.merged) == pytest.approx(1)
-    other.detach()
-
-
-async def test_a_late_delta_is_merged_with_its_staleness(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    other = RawLearner(stubs, run, "us", random.Random(2))
-    await other.attach()
-    base = await pull(stubs, run, "body")
-    await _make_versions(learner, 2)
-    late = other.header(base, "body")
-    await other.push(late, _values(9))
-    committed = (await learner.event("version_committed")).version_committed
-    assert [(one.delta_id, one.staleness) for one in committed.merged] == [(late.delta_id, 2)]
-    other.detach()
-
-
-async def test_a_push_resumes_at_its_last_whole_part(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    header = learner.header(await pull(stubs, run, "body"), "body")
-    parts = ((0, 512), (512, 728))
-    first, digest = part_messages(_values(1), layout("body"), INT4, *parts[0])
-    answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *first]))
-    assert answer.state == exchange.PUSH_STATE_PARTS_STORED
-    found = await learner.query(header)
-    assert [(one.first, one.numel, one.digest) for one in found.parts] == [(0, 512, digest)]
-    second, _ = part_messages(_values(1), layout("body"), INT4, *parts[1])
-    complete = push_messages(header, _values(1), INT4, parts=parts)[-1]
-    answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *second, complete]))
-    assert answer.state == exchange.PUSH_STATE_ACCEPTED
-
-
-async def test_several_processes_push_parts_of_one_delta_at_once(
-    stubs: Stubs, run: types.Run, learner: RawLearner
-) -> None:
-    header = learner.header(await pull(stubs, run, "body"), "body")
-    parts = ((0, 256), (256, 256), (512, 728))
-
-    async def one(first: int, numel: int) -> None:
-        messages, _ = part_messages(_values(1), layout("body"), INT4, first, numel)
-        await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), *messages]))
-
-    async with asyncio.TaskGroup() as tasks:
-        for part in reversed(parts):
-            tasks.create_task(one(*part))
-    complete = push_messages(header, _values(1), INT4, parts=parts)[-1]
-    answer = await stubs.exchange.PushDelta(iter([exchange.PushDeltaRequest(header=header), complete]))
-    assert answer.state == exchange.PUSH_STATE_ACCEPTED
-
-
-async def test_nothing_is_known_of_a_push_that_never_came(learner: RawLearner, stubs: Stubs, run: types.Run) -> None:
-    found = await learner.query(learner.header(await pull(stubs, run, "body"), "body"))
-    assert found.state == exchange.PUSH_STATE_UNSPECIFIED
-    assert not found.parts
-
-
 async def test_a_follower_of_the_chain_has_the_weights_of_a_snapshot_bit_for_bit(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     followed = await pull(stubs, run, "body")
-    await _make_versions(learner, 3)
+    for _ in range(3):
+        await learner.advance()
     updated = await pull(stubs, run, "body", base=followed)
     fresh = await pull(stubs, run, "body")
     assert (updated.version, fresh.version) == (3, 3)
@@ -202,7 +94,8 @@ async def test_a_follower_of_the_chain_has_the_weights_of_a_snapshot_bit_for_bit
 async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    await _make_versions(learner, 9)
+    for _ in range(9):
+        await learner.advance()
     found = await stubs.runs.ListVersions(runs.ListVersionsRequest(name=run.name, fragment="body"))
     snapshots = [one.version.version for one in found.versions if one.has_snapshot]
     assert 0 in snapshots
@@ -212,7 +105,8 @@ async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(
 
 
 async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    await _make_versions(learner, 2)
+    for _ in range(2):
+        await learner.advance()
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
     request.is_newest = True
     call = stubs.exchange.PullFragment(request)
@@ -220,7 +114,7 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
     received = [bytearray() for _ in plan.objects]
     received[0] += (await _read(call)).data.data[:1000]
     call.cancel()
-    await _make_versions(learner, 1)  # the newest moves on, the plan does not
+    await learner.advance()  # the newest moves on, the plan does not
     request.target_version, request.is_newest = plan.target.version, False
     request.resume.objects.extend(one.name for one in plan.objects)
     request.resume.offset = 1000
@@ -238,7 +132,8 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
 async def test_a_download_ends_at_its_limit(
     stubs: Stubs, run: types.Run, learner: RawLearner, limit_bytes: int
 ) -> None:
-    await _make_versions(learner, 2)
+    for _ in range(2):
+        await learner.advance()
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=0)
     request.target_version, request.limit_bytes = 2, limit_bytes
     answers = [response async for response in stubs.exchange.PullFragment(request)]
@@ -250,37 +145,27 @@ async def test_a_download_ends_at_its_limit(
         await _read(stubs.exchange.PullFragment(request))
 
 
-async def test_a_session_that_comes_back_is_told_what_is_pending(
-    stubs: Stubs, run: types.Run, learner: RawLearner
-) -> None:
-    header = learner.header(await pull(stubs, run, "body"), "body", steps=1)
-    await learner.push(header, _values(1))
-    learner.detach()
-    attached = await learner.attach()
-    assert [one.delta_id for one in attached.pending] == [header.delta_id]
-
-
 async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
     await learner.leave()
     found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
-    assert [(one.learner_id, one.is_live) for one in found.learners] == [("eu", False)]
+    assert [(seen.learner_id, seen.is_live) for seen in found.learners] == [("eu", False)]
     await learner.attach()
     found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
-    assert [(one.learner_id, one.is_live) for one in found.learners] == [("eu", True)]
+    assert [(seen.learner_id, seen.is_live) for seen in found.learners] == [("eu", True)]
 
 
 async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces_it(stubs: Stubs) -> None:
     run, _ = await create_run(stubs, policy=types.Policy(inner_step_count=4, quorum_count=2))
-    learner = RawLearner(stubs, run, "eu", random.Random(1))
-    await learner.attach()
+    learner = await attached(stubs, run)
     base = await pull(stubs, run, "body")
     older = learner.header(base, "body", steps=1)
-    await learner.push(older, _values(1))
+    await learner.push(older, delta_values(1))
     newer = RawLearner(stubs, run, "eu", random.Random(3))
-    attached = await newer.attach()
-    assert [(one.delta_id, one.fate) for one in attached.pending] == [(older.delta_id, types.FATE_PENDING)]
+    answer = await newer.attach()
+    assert [(delta.delta_id, delta.fate) for delta in answer.pending] == [(older.delta_id, types.FATE_PENDING)]
+    assert (answer.run.uid, answer.lease_term.seconds) == (run.uid, 15)
     header = newer.header(base, "body")
-    await newer.push(header, _values(2))
+    await newer.push(header, delta_values(2))
     (fate,) = (await newer.event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (older.delta_id, types.FATE_SUPERSEDED)
     learner.detach()
@@ -290,14 +175,15 @@ async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces
 async def test_an_observer_sees_the_past_and_then_the_present(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    await _make_versions(learner, 2)
+    for _ in range(2):
+        await learner.advance()
     call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
     start = (await _read(call)).start
     assert start.run.position == (await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))).run.position
-    assert [one.learner_id for one in start.learners] == ["eu"]
+    assert [seen.learner_id for seen in start.learners] == ["eu"]
     committed: list[tuple[str, int]] = []
     positions = [1]
-    await _push_soon(learner)
+    await learner.push(learner.header(await pull(stubs, run, "body"), "body"), delta_values())
     while len(committed) < 5:
         event = (await _read(call)).event
         positions.append(event.position)
@@ -310,17 +196,11 @@ async def test_an_observer_sees_the_past_and_then_the_present(
     call.cancel()
 
 
-async def _push_soon(learner: RawLearner) -> None:
-    base = await pull(learner.stubs, learner.run, "body")
-    await learner.push(learner.header(base, "body"), _values(5))
-
-
 async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    other, observer = RawLearner(stubs, run, "us", random.Random(2)), await observed(stubs, run)
-    await other.attach()
-    await _push_soon(learner)
+    other, observer = await attached(stubs, run, "us"), await observed(stubs, run)
+    await learner.push(learner.header(await pull(stubs, run, "body"), "body"), delta_values())
     assert other.call is not None
     assert learner.call is not None
     heard = [
@@ -352,8 +232,7 @@ async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: t
 
 async def test_a_drained_server_refuses_and_says_where_to_go(server: SyncerServer, run: types.Run) -> None:
     async with connected(server.port) as other:
-        learner = RawLearner(other, run, "us", random.Random(4))
-        await learner.attach()
+        learner = await attached(other, run)
         draining = asyncio.create_task(server.host.drain(5.0))
         assert (await learner.event("draining")).draining.grace.seconds == 5
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE):
@@ -362,23 +241,3 @@ async def test_a_drained_server_refuses_and_says_where_to_go(server: SyncerServe
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE) as caught:
             await learner.attach()
         assert caught.refusal.retry_after_s is not None
-
-
-async def test_pushes_that_share_a_small_budget_are_all_accepted(store_url: str) -> None:
-    settings = replace(LOCAL, host=HostSettings(in_flight_bytes=2_000))
-    async with serving(open_objects(store_url), settings) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs)
-        base = await pull(stubs, run, "body")
-        values = np.random.default_rng(1).standard_normal(base.values.size).astype(np.float32)
-
-        async def push(name: str) -> exchange.PushDeltaResponse:
-            learner = RawLearner(stubs, run, name, random.Random(name))
-            await learner.attach()
-            answer = await learner.push(learner.header(base, "body"), values, FLOAT32)
-            learner.detach()
-            return answer
-
-        answers = await asyncio.gather(*(push(f"learner-{number}") for number in range(12)))
-        assert {answer.state for answer in answers} == {exchange.PUSH_STATE_ACCEPTED}
-        assert server.host.budget.peak_bytes == MAX_PART_BYTES, "one part of a size that was not stated"
-        assert server.host.budget.used_bytes == 0

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from skerry.cli import policy_text, settings
-from skerry.cli.main import cli
+from skerry.cli.main import every_command
 from skerry.errors import CorruptDownloadError
 from skerry.exchange.adopt import PlanApplier
 from skerry.net.grpc_transport import error_from_rpc
@@ -300,7 +300,7 @@ def _decode_toml(data: bytes) -> object:
     os.ftruncate(file, 0)
     os.pwrite(file, data, 0)
     values = settings.read_file(Path(f"/proc/self/fd/{file}"))
-    return settings.defaults(values, _commands(), click.Context(cli), "runs")
+    return settings.defaults(values, _commands())
 
 
 @cache
@@ -309,11 +309,9 @@ def _memory_file() -> int:
 
 
 @cache
-def _commands() -> click.Group:
-    """Returns the command line's group with every command loaded, which takes a second."""
-    context = click.Context(cli)
-    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    return click.Group("skerry", {name: command for name, command in commands.items() if command is not None})
+def _commands() -> dict[str, click.Command]:
+    """Returns every command, loaded, which takes a second."""
+    return every_command()
 
 
 # Messages.

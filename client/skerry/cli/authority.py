@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from skerry.net.tls import Tls
+from skerry.runtime.files import replacing
 from skerry.wire.identity import Identity, Role
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -33,8 +34,7 @@ class Wanted(NamedTuple):
     name: str
     subject: x509.SubjectAlternativeName
     usage: x509.ExtendedKeyUsage
-    role: str  # server, learner, reader or admin
-    uri: str = ""
+    identity: Identity | None = None  # of a client
 
 
 def server(hosts: str) -> Wanted:
@@ -43,11 +43,11 @@ def server(hosts: str) -> Wanted:
     Raises:
         ValueError: one of them is neither.
     """
-    found = hosts.split(",")
-    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys((*found, *_LOCAL))])
+    own = hosts.split(",")
+    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys((*own, *_LOCAL))])
     # Also for clients, so that a health check beside the server needs no certificate of its own.
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    return Wanted(found[0], names, usage, "server")
+    return Wanted(own[0], names, usage)
 
 
 def client(role: Role, name: str) -> Wanted:
@@ -56,10 +56,10 @@ def client(role: Role, name: str) -> Wanted:
     Raises:
         ValueError: the name is not legal.
     """
-    found = Identity.parse(str(Identity(role, name)))
-    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(found))])
+    identity = Identity.parse(str(Identity(role, name)))
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(identity))])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    return Wanted(f"{found.run}{'.' if found.run else ''}{found.name}", names, usage, role, str(found))
+    return Wanted(f"{identity.run}{'.' if identity.run else ''}{identity.name}", names, usage, identity)
 
 
 class Authority:
@@ -74,16 +74,16 @@ class Authority:
         self._folder = folder
         self._now = now
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self._read("ca")
-        self.is_new = found is None
-        if found is None:
+        pair = self._read("ca")
+        self.is_new = pair is None
+        if pair is None:
             self._private = ec.generate_private_key(ec.SECP256R1())
             self._name = _common_name(f"Skerry authority {x509.random_serial_number():x}"[:32])
             self._end = now + _LIFETIME
             constraints = x509.BasicConstraints(ca=True, path_length=0)
             self.certificate = self._issue("ca", self._name, self._private, self._end, constraints, _SIGNS_CERTIFICATES)
             return
-        self.certificate, private = found
+        self.certificate, private = pair
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("ca.key must be a key on an elliptic curve")  # noqa: TRY004 - the file is wrong, no argument
         self._private, self._name, self._end = private, self.certificate.subject, self.certificate.not_valid_after_utc
@@ -94,10 +94,10 @@ class Authority:
         Raises:
             ValueError: it has other names or comes from another authority, or one of its files can't be used.
         """
-        found = self._read(wanted.name)
-        if found is None:
+        pair = self._read(wanted.name)
+        if pair is None:
             return None
-        certificate, _ = found
+        certificate, _ = pair
         if certificate.issuer != self._name:
             raise ValueError(f"{wanted.name}.pem comes from another authority; --renew replaces it")
         if certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value != wanted.subject:
@@ -154,12 +154,9 @@ class Authority:
         return x509.load_pem_x509_certificate(files.cert), serialization.load_pem_private_key(files.key, None)
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        partial = self._folder / f".{name}.partial"
-        partial.unlink(missing_ok=True)
-        # Must not exist yet, so that no link is followed and no other process has the file open.
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with replacing(self._folder / name) as file:
+            os.fchmod(file.fileno(), mode)
             file.write(content)
-        partial.replace(self._folder / name)
 
 
 def _common_name(name: str) -> x509.Name:

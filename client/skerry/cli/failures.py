@@ -35,13 +35,6 @@ class ExitStatus(IntEnum):
     INTERRUPTED = 130
 
 
-# What to install for a module that is missing. All others are dependencies of skerry.
-_EXTRAS: Final[Mapping[str, str]] = {
-    "torch": "skerry[torch]",
-    "transformers": "transformers",
-    "lightning": "lightning",
-}
-
 # Reasons of the errors of commands that read the store themselves.
 _STORE_MAY_ANSWER_LATER: Final = frozenset({"STORE_UNAVAILABLE", "STORE_FULL"})
 
@@ -98,11 +91,6 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
     return result if isinstance(result, int) else ExitStatus.DONE
 
 
-def missing_extra(error: ImportError) -> str | None:
-    """Returns what to install for the module that could not be imported; None if that is not known."""
-    return _EXTRAS.get((error.name or "").partition(".")[0])
-
-
 def _reason(error: Exception) -> str | None:
     """Returns the stable reason of an error of Skerry; None for any other exception."""
     reason = getattr(error, "reason", None)
@@ -119,29 +107,26 @@ def _show_usage(error: click.ClickException) -> int:
 
 
 def _show_missing(error: ImportError) -> ExitStatus:
-    extra = missing_extra(error)
-    if extra is None and (error.name or "").startswith("skerry"):
+    package = (error.name or "").partition(".")[0]
+    if package == "torch":  # all others are dependencies of skerry
+        _say("error: this command needs a package that is not installed. package=torch")
+        _say("next: pip install 'skerry[torch]'")
+    elif package.startswith("skerry"):
         _say(f"error: this installation lacks a part of skerry. module={error.name}")
         _say("next: pip install skerry; the container image of a service has only that service")
-        return ExitStatus.NOT_INSTALLED
-    if extra is None:
+    else:
         raise error
-    _say(f"error: this command needs a package that is not installed. package={error.name}")
-    _say(f"next: pip install '{extra}'")
     return ExitStatus.NOT_INSTALLED
 
 
 def _show_refusal(error: Exception, reason: str) -> ExitStatus:
+    from skerry.errors import TryAgainError  # imports gRPC, which --help does not need
+
     _say(f"error: {error} [{reason}]")
     if reason in _NEXT:
         _say(f"next: {_NEXT[reason]}")
-    return ExitStatus.TRY_AGAIN if _may_succeed_later(error, reason) else ExitStatus.REFUSED
-
-
-def _may_succeed_later(error: Exception, reason: str) -> bool:
-    from skerry.errors import TryAgainError  # imports gRPC, which --help does not need
-
-    return isinstance(error, TryAgainError) or reason in _STORE_MAY_ANSWER_LATER
+    may_succeed_later = isinstance(error, TryAgainError) or reason in _STORE_MAY_ANSWER_LATER
+    return ExitStatus.TRY_AGAIN if may_succeed_later else ExitStatus.REFUSED
 
 
 def _say(text: str) -> None:

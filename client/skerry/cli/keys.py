@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from skerry.runtime.options import OUTPUT_FOLDER, Count
-from skerry.wire.identity import Identity, Role
+from skerry.wire.identity import Role
 
 if TYPE_CHECKING:
     from skerry.cli.authority import Wanted
@@ -59,21 +59,20 @@ def keys(
     from skerry.cli.authority import Authority, client, server
 
     try:
-        wanted = [server(hosts) for hosts in servers]
-        wanted += [client(Role.LEARNER, name) for name in learners]
-        wanted += [client(Role.READER, name) for name in readers] + [client(Role.ADMIN, name) for name in admins]
+        clients = {Role.LEARNER: learners, Role.READER: readers, Role.ADMIN: admins}
+        wanted = [*map(server, servers), *(client(role, name) for role, names in clients.items() for name in names)]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    names = ["ca", *(one.name for one in wanted)]
-    if len(set(names)) < len(names):
-        raise click.UsageError(f"two certificates can't have the same file name. names={', '.join(names)}")
+    files = ["ca", *(certificate.name for certificate in wanted)]
+    if len(set(files)) < len(files):
+        raise click.UsageError(f"two certificates can't have the same file name. names={', '.join(files)}")
     try:
         authority = Authority(folder, datetime.now(UTC))
         _say("made" if authority.is_new else "kept", folder / "ca.pem", authority.certificate.not_valid_after_utc)
-        for one in wanted:
-            found = None if renew else authority.find(one)
-            made = found or authority.make(one, days)
-            _say("kept" if found else "made", folder / f"{one.name}.pem", made.not_valid_after_utc, one.uri)
+        for item in wanted:
+            kept = None if renew else authority.find(item)
+            end = (kept or authority.make(item, days)).not_valid_after_utc
+            _say("kept" if kept else "made", folder / f"{item.name}.pem", end, str(item.identity or ""))
     except (ValueError, OSError) as error:
         raise click.ClickException(f"{error}. folder={folder}") from error
     click.echo("\nnext:")
@@ -85,19 +84,19 @@ def _say(verb: str, file: Path, end: datetime, uri: str = "") -> None:
     click.echo(f"{verb}  {file}  until {end:%Y-%m-%d}  {uri}".rstrip())
 
 
-def _next(folder: Path, wanted: Iterable[Wanted]) -> Iterator[str]:
+def _next(folder: Path, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Yields what to type, or to do, with these certificates."""
-    host = "HOST"
-    for one in wanted:
-        pair = f"--tls-cert {folder / one.name}.pem --tls-key {folder / one.name}.key"
-        if one.role == "server":
-            host = one.name
-            yield f"skerry serve --listen 0.0.0.0:50051 {pair} --tls-client-ca {folder / 'ca.pem'}"
+    ca, host = folder / "ca.pem", "HOST"
+    for name, _, _, identity in wanted:
+        pair = f"--tls-cert {folder / name}.pem --tls-key {folder / name}.key"
+        if identity is None:
+            host = name
+            yield f"skerry serve --listen 0.0.0.0:50051 {pair} --tls-client-ca {ca}"
         else:
-            found = Identity.parse(one.uri)
-            run = f"{found.run} " if found.run else ""
-            command = f"learn {run}--learner-id {found.name}" if found.role is Role.LEARNER else "runs list"
-            yield f"skerry {command} --target {host}:50051 --tls-ca {folder / 'ca.pem'} {pair}"
+            run = f"{identity.run} " if identity.run else ""
+            is_learner = identity.role is Role.LEARNER
+            command = f"learn {run}--learner-id {identity.name}" if is_learner else "runs list"
+            yield f"skerry {command} --target {host}:50051 --tls-ca {ca} {pair}"
     if not wanted:
         yield f"skerry keys {folder} --server HOST --learner ID"
-    yield f"give each machine {folder / 'ca.pem'} and its own two files; keep {folder / 'ca.key'} here"
+    yield f"give each machine {ca} and its own two files; keep {folder / 'ca.key'} here"

@@ -43,31 +43,38 @@ class CommandGroup(click.Group):
         return sorted(_entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command with its environment variables named; one that can't be imported fails when it is run."""
-        entry_point = _entry_points().get(cmd_name)
-        if entry_point is None:
-            return None
-        try:
-            command = entry_point.load()
-        except ImportError as error:
-            return UnavailableCommand(cmd_name, error)
-        assert isinstance(command, click.Command), f"{entry_point.value} is not a click command"
-        settings.name_environment(command)
-        return command
+        """Returns a command; one that can't be imported fails when it is run."""
+        return _loaded(cmd_name) if cmd_name in _entry_points() else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Returns the command that `args` name, with defaults from the settings file."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and command is not None:
-            ctx.default_map = {name: settings.defaults(settings.read_file(ctx.params.get("config")), self, ctx, name)}
+        if file := settings.read_file(ctx.params.get("config")):
+            ctx.default_map = settings.defaults(file, every_command())
         return name, command, rest
+
+
+def every_command() -> dict[str, click.Command]:
+    """Returns all commands by name."""
+    return {name: _loaded(name) for name in sorted(_entry_points())}
 
 
 @functools.cache
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    return {found.name: found for found in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    return {entry_point.name: entry_point for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _loaded(name: str) -> click.Command:
+    """Returns a command with its environment variables named."""
+    try:
+        command = _entry_points()[name].load()
+    except ImportError as error:
+        return UnavailableCommand(name, error)
+    assert isinstance(command, click.Command), f"{name} is not a click command"
+    settings.name_environment(command)
+    return command
 
 
 @click.group(cls=CommandGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,12 +19,14 @@ from skerry import RunsClient
 from skerry.cli import policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, json_line, shown_progress, size_text, table
-from skerry.cli.watch_state import learner_state, status_word, unmerged_text
+from skerry.cli.watch_state import WatchState, status_word
+from skerry.cli.watch_view import learners
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
+from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import VersionRecord
-from skerry.v1.types_pb2 import LearnerStatus, Run, Tensor
+from skerry.v1.types_pb2 import Run, Tensor
 from skerry.wire.layout import check_name
 from skerry.wire.messages import to_values
 from skerry.wire.policy import Policy
@@ -106,9 +108,10 @@ def list_(client: RunsClient) -> Answer:
 def show(client: RunsClient, run: str) -> Answer:
     """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
-    learners = (_learners(answer.learners), *_unmerged(answer.learners))
+    state = WatchState()
+    state.apply(WatchStart(run=answer.run, learners=answer.learners))
     policy_now = policy_of(answer.run.policy, Policy())
-    return to_values(answer), [*_run_parts(answer.run), *learners, "", _policy(policy_now)]
+    return to_values(answer), [*_run_parts(answer.run), learners(state), "", _policy(policy_now)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
@@ -288,32 +291,6 @@ def _run_parts(run: Run) -> Iterator[RenderableType]:
         )
     yield rows
     yield ""
-
-
-def _learners(learners: Iterable[LearnerStatus]) -> RenderableType:
-    columns = ("learner", "region", "state", "step", "tokens", "loss", "unsent", "dropped", "")
-    rows = table(*columns, right=("step", "tokens", "loss", "unsent", "dropped"))
-    for learner in learners:
-        report = learner.report
-        rows.add_row(
-            learner.learner_id,
-            learner.region or "-",
-            learner_state(learner),
-            str(report.step_count),
-            count_text(report.token_count),
-            f"{report.loss:.4f}" if report.HasField("loss") else "-",
-            str(report.unsent_step_count),
-            str(report.dropped_step_count),
-            report.problem,
-        )
-    return rows if rows.row_count else "no learners yet"
-
-
-def _unmerged(learners: Iterable[LearnerStatus]) -> Iterator[str]:
-    """Yields a line for each learner of which not all deltas were merged."""
-    for learner in learners:
-        if text := unmerged_text(learner.fates):
-            yield f"{learner.learner_id}: {text}"
 
 
 def _policy(policy_now: Policy) -> RenderableType:

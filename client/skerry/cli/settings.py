@@ -13,7 +13,6 @@ import click
 from skerry.cli.unavailable import UnavailableCommand
 
 DEFAULT_FILE = Path("skerry.toml")
-_PREFIX = "SKERRY_"
 # Never taken from the environment or a file. Consent (--yes) must be given each time.
 _FLAGS_ONLY = frozenset({"help", "version", "config", "yes"})
 
@@ -23,15 +22,13 @@ def name_environment(command: click.Command) -> None:
 
     Idempotent. Changes the command in place, its subcommands too.
     """
-    for option in _options(command):
-        if option.envvar is None:
-            option.envvar = _PREFIX + _long_name(option).replace("-", "_").upper()
-        option.show_envvar = True
-        if option.show_default is None and not _explains_default(option):
-            option.show_default = True
-    if isinstance(command, click.Group):
-        for child in command.commands.values():
-            name_environment(child)
+    for child in _tree(command):
+        for key, option in _settable(child).items():
+            if isinstance(option, click.Option):
+                option.envvar = option.envvar or f"SKERRY_{key.replace('-', '_').upper()}"
+                option.show_envvar = True
+                if option.show_default is None and "[default:" not in (option.help or ""):
+                    option.show_default = True
 
 
 def read_file(path: Path | None) -> Mapping[str, Any]:
@@ -51,61 +48,48 @@ def read_file(path: Path | None) -> Mapping[str, Any]:
         raise click.UsageError(f"settings can't be read. file={path}, because={error}") from error
 
 
-def defaults(file: Mapping[str, Any], root: click.Group, ctx: click.Context, name: str) -> dict[str, Any]:
-    """Returns the defaults of the command `name`, as click's default map: its table's values before the top level's.
+def defaults(file: Mapping[str, Any], commands: Mapping[str, click.Command]) -> dict[str, Any]:
+    """Returns the settings of a file as click's default map: a command's table before the tables around it.
 
-    A top-level key applies to every command that has the option. A key that no command has is an error, unless a
+    A key applies to every command below its table that has the option. One that none of them has is an error, unless a
     command that can't be loaded here may have it.
 
     Raises:
         click.UsageError: keys or tables that no command has; the message names them.
     """
-    general = {key: value for key, value in file.items() if not isinstance(value, Mapping)}
-    tables = {key: value for key, value in file.items() if isinstance(value, Mapping)}
-    unknown = [f"[{table}]" for table in tables if table not in root.list_commands(ctx)]
-    command = root.get_command(ctx, name)
-    assert command is not None, "click has resolved the name"
-    if isinstance(command, UnavailableCommand):
-        return {}
-    unknown += [key for key in general if not _anyone_has(key, root, ctx)]
-    result, strangers = _fill(command, tables.get(name, {}), general, path=name)
-    if unknown or strangers:
-        raise click.UsageError(
-            f"the settings file has keys that are no option. keys={', '.join([*unknown, *strangers])}"
-        )
+    result, strangers = _fill(click.Group(commands=dict(commands)), file, {}, "")
+    if strangers:
+        raise click.UsageError(f"the settings file has keys that are no option. keys={', '.join(strangers)}")
     return result
 
 
 def _fill(
-    command: click.Command, table: Mapping[str, Any], inherited: Mapping[str, Any], *, path: str
+    command: click.Command, table: Mapping[str, Any], inherited: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the default map of a command and its subcommands, and the keys of `table` that are no option."""
     children = command.commands if isinstance(command, click.Group) else {}
     below = {key: value for key, value in table.items() if key in children and isinstance(value, Mapping)}
-    own = {key: value for key, value in table.items() if key not in below}
-    known = {key for key in own if any(_find(candidate, key) for candidate in _tree(command))}
-    strangers = [f"{path}.{key}" for key in own if key not in known]
-    given = {**inherited, **own}
-    result: dict[str, Any] = {}
-    for key, value in given.items():
-        option = _find(command, key)
-        if option is not None and option.name is not None:
-            result[option.name] = _value(option, key, value)
+    own = {key.replace("_", "-"): value for key, value in table.items() if key not in below}
+    strangers = [path + key for key in own if not any(_may_have(child, key) for child in _tree(command))]
+    given, settable = {**inherited, **own}, _settable(command)
+    result: dict[str, Any] = {
+        str(settable[key].name): _value(settable[key], key, value) for key, value in given.items() if key in settable
+    }
     for name, child in children.items():
-        result[name], more = _fill(child, below.get(name, {}), given, path=f"{path}.{name}")
+        result[name], more = _fill(child, below.get(name, {}), given, f"{path}{name}.")
         strangers += more
     return result, strangers
 
 
-def _value(option: click.Parameter, key: str, value: Any) -> Any:
+def _value(parameter: click.Parameter, key: str, value: Any) -> Any:
     """Returns a value of the file as the command line would have it.
 
     Raises:
         click.UsageError: no option has such a value.
     """
-    if getattr(option, "multiple", False) and isinstance(value, list):
+    if getattr(parameter, "multiple", False) and isinstance(value, list):
         return [_scalar(key, item, is_flag=False) for item in value]
-    return _scalar(key, value, is_flag=getattr(option, "is_flag", False))
+    return _scalar(key, value, is_flag=getattr(parameter, "is_flag", False))
 
 
 def _scalar(key: str, value: Any, *, is_flag: bool) -> Any:
@@ -117,36 +101,24 @@ def _scalar(key: str, value: Any, *, is_flag: bool) -> Any:
     raise click.UsageError(f"the settings file has a value that is not {kind}. key={key}, value={str(value)[:80]}")
 
 
-def _anyone_has(key: str, root: click.Group, ctx: click.Context) -> bool:
-    commands = [command for name in root.list_commands(ctx) if (command := root.get_command(ctx, name)) is not None]
-    candidates = [candidate for command in commands for candidate in _tree(command)]
-    return any(isinstance(one, UnavailableCommand) or _find(one, key) is not None for one in candidates)
-
-
 def _tree(command: click.Command) -> Iterator[click.Command]:
     yield command
-    if isinstance(command, click.Group):
-        for child in command.commands.values():
-            yield from _tree(child)
+    for child in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from _tree(child)
 
 
-def _options(command: click.Command) -> list[click.Option]:
-    options = [found for found in command.params if isinstance(found, click.Option)]
-    return [option for option in options if _long_name(option) not in _FLAGS_ONLY]
+def _may_have(command: click.Command, key: str) -> bool:
+    return isinstance(command, UnavailableCommand) or key in _settable(command)
 
 
-def _find(command: click.Command, key: str) -> click.Parameter | None:
-    """Returns the option with the long name `key`, written with - or _, or the argument that may be set elsewhere."""
-    arguments = [found for found in command.params if isinstance(found, click.Argument) and found.envvar is not None]
-    wanted = key.replace("_", "-")
-    named = [*((_long_name(option), option) for option in _options(command)), *((one.name, one) for one in arguments)]
-    return next((found for name, found in named if name == wanted), None)
-
-
-def _long_name(option: click.Option) -> str:
-    """Returns an option's first long name without its dashes."""
-    return next((name[2:] for name in option.opts if name.startswith("--")), option.name or "")
-
-
-def _explains_default(option: click.Option) -> bool:
-    return "[default:" in (option.help or "")
+def _settable(command: click.Command) -> dict[str, click.Parameter]:
+    """Returns what may be set outside the command line: options by their long names, and arguments with a variable."""
+    settable: dict[str, click.Parameter] = {}
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            key = next((name[2:] for name in parameter.opts if name.startswith("--")), "")
+            if key not in _FLAGS_ONLY:
+                settable[key] = parameter
+        elif parameter.envvar is not None:
+            settable[str(parameter.name)] = parameter
+    return settable

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import click
 
-from skerry.cli import failures
-
 
 class UnavailableCommand(click.Command):
     """Takes any arguments, even --help, and fails with the error of the import."""
 
     def __init__(self, name: str, error: ImportError) -> None:
-        missing = failures.missing_extra(error)
-
         def fail(**_: object) -> None:
             raise error
 
@@ -21,5 +17,5 @@ class UnavailableCommand(click.Command):
             callback=fail,
             params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
             context_settings={"ignore_unknown_options": True, "help_option_names": []},
-            short_help=f"(needs {missing})" if missing else f"(can't be loaded: {error})",
+            short_help=f"(can't be loaded: {error})",
         )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from typing import Final
 
 import click
-from rich.console import RenderableType
 from rich.live import Live
 
 from skerry import RunsClient
 from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console, json_line
-from skerry.cli.watch_state import EventLine, WatchState
+from skerry.cli.watch_state import WatchState
 from skerry.cli.watch_view import draw
 from skerry.errors import RunNotFoundError, error_of, is_transient
 from skerry.net.retry import Retry, RetrySettings
@@ -74,33 +73,34 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
     if once:
         _show_once(client, run, is_json=is_json)
         return
-    screen = console()
+    state, screen = WatchState(), console()
+    with ExitStack() as stack:
+        live: Live | None = None
+        if screen.is_terminal and not is_json:
+            live = stack.enter_context(Live(draw(state), console=screen, refresh_per_second=_REDRAWS_PER_S))
 
-    def tell(notice: str) -> None:
-        if is_json or not screen.is_terminal:  # the table shows it by itself
-            click.echo(notice, err=True)
+        def tell(notice: str) -> None:
+            if live is None:
+                click.echo(notice, err=True)
+            else:
+                live.update(draw(state, notice=notice))
 
-    follower = Follower(client, run, after_position=after_position, patience_s=patience_s, tell=tell)
-    if is_json:
+        follower = Follower(client, run, after_position=after_position, patience_s=patience_s, tell=tell)
         for message in follower.messages():
-            key = "event" if isinstance(message, Event) else "start"
-            click.echo(json_line({key: to_values(message)}))
-    elif not screen.is_terminal:
-        for line in follower.lines():
-            click.echo(f"{line.position} {line.kind}: {line.text}")
-    else:
-        with Live(console=screen, get_renderable=follower.picture, refresh_per_second=_REDRAWS_PER_S):
-            for _ in follower.lines():
-                pass
-    if follower.state.is_closed and not is_json:
-        click.echo(f"{run} is closed at position {follower.state.position}")
+            text = state.apply(message, time.monotonic())
+            if is_json:
+                key = "event" if isinstance(message, Event) else "start"
+                click.echo(json_line({key: to_values(message)}))
+            elif live is not None:
+                live.update(draw(state))
+            elif isinstance(message, Event) and text:
+                click.echo(f"{message.position} {message.WhichOneof('kind')}: {text}")
+    if state.status == v1.RUN_STATUS_CLOSED and not is_json:
+        click.echo(f"{run} is closed at position {state.position}")
 
 
 class Follower:
-    """Follows one run across broken streams and restarted replicas, and keeps its current state.
-
-    One thread iterates over `messages` or `lines`; another may call `picture`.
-    """
+    """Follows one run across broken streams and restarted replicas."""
 
     def __init__(
         self,
@@ -111,24 +111,20 @@ class Follower:
         patience_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
-        jitter: random.Random | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`tell` hears why a stream broke, once for each new reason."""
-        self.state = WatchState()
         self._client = client
         self._run = run
         self._after_position = after_position
         self._patience_s = patience_s
         self._clock = clock
         self._wait = wait
-        self._jitter = jitter or random.Random()
-        self._notice = ""
         self._tell = tell
-        self._told_count = 0
+        self._notice = ""
+        self._has_started = False  # the run exists
         self._heard_count = 0  # messages of the newest stream
-        self._heard_at_s = 0.0
-        self._lock = threading.Lock()
+        self._heard_at_s = clock()
 
     def messages(self) -> Iterator[WatchStart | Event]:
         """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
@@ -137,83 +133,49 @@ class Follower:
             SkerryError: the call was refused, or nothing was received for longer than `patience_s`; meanwhile a run
                 that does not exist may be created.
         """
-        self._heard_at_s = self._clock()
         retry = Retry(
             _RETRY,
-            self._jitter,
-            self._is_worth_waiting,
+            random.Random(),
+            lambda error: is_transient(error) or (isinstance(error, RunNotFoundError) and not self._has_started),
             has_progressed=lambda: self._heard_count > 0,
             before_pause=lambda _, error: self._say(
                 f"{'waiting' if isinstance(error, RunNotFoundError) else 'reconnecting'}: {error}"
             ),
         )
-        for attempt in retry.attempts(sleep=self._wait, is_late=self._is_out_of_patience):
+
+        def is_late(_pause_s: float) -> bool:
+            return self._clock() - self._heard_at_s > self._patience_s
+
+        for attempt in retry.attempts(sleep=self._wait, is_late=is_late):
             with attempt:
-                yield from self._one_stream()
+                yield from self._stream()
 
-    def _is_worth_waiting(self, error: BaseException) -> bool:
-        return is_transient(error) or (isinstance(error, RunNotFoundError) and not self.state.position)
+    def _say(self, notice: str) -> None:
+        if notice != self._notice:
+            self._tell(notice)
+        self._notice = notice
 
-    def _one_stream(self) -> Iterator[WatchStart | Event]:
-        """Yields a stream's messages, and returns once the run is closed.
+    def _stream(self) -> Iterator[WatchStart | Event]:
+        """Yields a stream's messages, and returns once no more events can follow.
 
         Raises:
             TryAgainError: the stream broke, or ended before the run did.
         """
         self._heard_count = 0
         for message in self._client.watch(self._run, after_position=self._after_position):
+            self._has_started, self._notice = True, ""
             self._heard_at_s = self._clock()
             self._heard_count += 1
-            self._take(message)
             yield message
-            if self._is_over(message):
-                return
-        raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
-
-    def _is_out_of_patience(self, _pause_s: float) -> bool:
-        return self._clock() - self._heard_at_s > self._patience_s
-
-    def lines(self) -> Iterator[EventLine]:
-        """Yields, in words, every event except unchanged reports."""
-        told_count = 0
-        for _ in self.messages():
-            if self._told_count > told_count:
-                told_count = self._told_count
-                yield self.state.events[-1]
-
-    def picture(self) -> RenderableType:
-        """Returns the current state of the run as a table."""
-        with self._lock:
-            return draw(self.state, notice=self._notice)
-
-    def _is_over(self, message: WatchStart | Event) -> bool:
-        """Whether no more events can follow: the run was closed already, or was closed by this event."""
-        if isinstance(message, Event):
-            return message.status_changed == v1.RUN_STATUS_CLOSED
-        is_past_wanted = 0 < self._after_position < message.run.position
-        return message.run.status == v1.RUN_STATUS_CLOSED and not is_past_wanted
-
-    def _take(self, message: WatchStart | Event) -> None:
-        with self._lock:
-            self._notice = ""
-            if self.state.apply(message, self._clock()) is not None:
-                self._told_count += 1
             if isinstance(message, Event):
                 self._after_position = max(self._after_position, message.position)
-
-    def _say(self, notice: str) -> None:
-        if notice != self._notice:
-            self._tell(notice)
-        with self._lock:
-            self._notice = notice
-
-
-def _add_versions(client: RunsClient, state: WatchState) -> None:
-    """Adds how each fragment's newest version was made."""
-    for name, view in state.fragments.items():
-        if view.version:
-            for record in islice(client.list_versions(state.name, name), 1):
-                state.apply_version(record)
+                is_over = message.status_changed == v1.RUN_STATUS_CLOSED
+            else:  # a closed run that was asked for its past has yet to tell it
+                is_closed = message.run.status == v1.RUN_STATUS_CLOSED
+                is_over = is_closed and not 0 < self._after_position < message.run.position
+            if is_over:
+                return
+        raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
 
 
 def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
@@ -222,8 +184,11 @@ def _show_once(client: RunsClient, run: str, *, is_json: bool) -> None:
         click.echo(json_line(to_values(answer)))
         return
     state = WatchState()
-    state.apply(WatchStart(run=answer.run, learners=answer.learners), 0.0)
-    _add_versions(client, state)
+    state.apply(WatchStart(run=answer.run, learners=answer.learners))
+    for name, view in state.fragments.items():
+        if view.version:  # the run alone does not say how its newest versions were made
+            for record in islice(client.list_versions(run, name), 1):
+                state.apply_version(record)
     if answer.run.status == v1.RUN_STATUS_DRAFT:
         click.echo("this run is a draft: its initial weights are not complete")
     console().print(draw(state))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
@@ -13,18 +13,17 @@ from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerStatus, RolledBack, VersionCommitted
 from skerry.wire.messages import enum_word
 
-_EVENT_COUNT: Final = 200  # events that are kept; a terminal shows a dozen
+_EVENT_COUNT: Final = 10  # the newest events, which a terminal shows
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
 _RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over this time, since single deltas come in bursts
 
 
-@dataclass(frozen=True)
-class TrafficSample:
-    """The bytes that a learner had sent and received when one of its reports arrived."""
+class Traffic(NamedTuple):
+    """The bytes that a learner had sent and received when one of its reports arrived, or the bits a second of both."""
 
     at_s: float
-    sent_bytes: int
-    received_bytes: int
+    up: float
+    down: float
 
 
 @dataclass
@@ -33,8 +32,8 @@ class LearnerView:
 
     status: LearnerStatus
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
-    samples: deque[TrafficSample] = field(default_factory=deque)
     told_problem: str = ""  # the last that an event's words had
+    _samples: deque[Traffic] = field(default_factory=deque)
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
         """Applies a report; a learner that has restarted counts from zero again."""
@@ -48,58 +47,38 @@ class LearnerView:
         self.status = now
         if not now.HasField("report"):
             return
-        report = now.report
+        report, samples = now.report, self._samples
         if report.HasField("loss") and (not self.losses or self.losses[-1] != report.loss):
             self.losses.append(report.loss)
-        sample = TrafficSample(now_s, report.sent_bytes, report.received_bytes)
-        if self.samples and (
-            sample.sent_bytes < self.samples[-1].sent_bytes or sample.received_bytes < self.samples[-1].received_bytes
-        ):
-            self.samples.clear()
-        self.samples.append(sample)
+        if samples and (report.sent_bytes < samples[-1].up or report.received_bytes < samples[-1].down):
+            samples.clear()
+        samples.append(Traffic(now_s, report.sent_bytes, report.received_bytes))
         # One sample from before the window is kept, so that the window is always covered.
-        while len(self.samples) > 2 and self.samples[1].at_s < now_s - _RATE_WINDOW_S:
-            self.samples.popleft()
+        while len(samples) > 2 and samples[1].at_s < now_s - _RATE_WINDOW_S:
+            samples.popleft()
 
     @property
-    def up_bits_per_s(self) -> float | None:
-        """Mean bandwidth of deltas; before the second report that of all steps, None where their time is not known."""
-        return self._rate(lambda sample: sample.sent_bytes)
-
-    @property
-    def down_bits_per_s(self) -> float | None:
-        """Mean bandwidth of updates, likewise."""
-        return self._rate(lambda sample: sample.received_bytes)
-
-    def _rate(self, read: Callable[[TrafficSample], int]) -> float | None:
-        if len(self.samples) < 2 or self.samples[-1].at_s <= self.samples[0].at_s:
+    def bits_per_s(self) -> tuple[float, float] | None:
+        """Mean bandwidth of deltas and updates; before the second report that of all steps, None if that is unknown."""
+        if not self._samples:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        if last.at_s <= first.at_s:
             report = self.status.report
-            steps_s = report.step_count * report.step_time.ToNanoseconds() / 1e9
-            return 8 * read(self.samples[-1]) / steps_s if self.samples and steps_s else None
-        first, last = self.samples[0], self.samples[-1]
-        return 8 * (read(last) - read(first)) / (last.at_s - first.at_s)
+            first = Traffic(last.at_s - report.step_count * report.step_time.ToNanoseconds() / 1e9, 0, 0)
+        duration_s = last.at_s - first.at_s
+        return (
+            (8 * (last.up - first.up) / duration_s, 8 * (last.down - first.down) / duration_s) if duration_s else None
+        )
 
 
 @dataclass
 class FragmentView:
-    """A fragment, its newest version, and how the round that made it went."""
+    """A fragment, its newest version, and how that was made, where that is known."""
 
-    name: str
     version: int = 0
-    contributor_count: int = 0
-    max_staleness: int = 0
-    participation: float | None = None
-    update_size_bytes: int = 0
+    committed: VersionCommitted | None = None
     open_version: int | None = None
-
-
-@dataclass(frozen=True)
-class EventLine:
-    """One event in words."""
-
-    position: int
-    kind: str
-    text: str
 
 
 class WatchState:
@@ -111,35 +90,28 @@ class WatchState:
         self.position = 0
         self.learners: dict[str, LearnerView] = {}
         self.fragments: dict[str, FragmentView] = {}
-        self.events: deque[EventLine] = deque(maxlen=_EVENT_COUNT)
+        self.events: deque[tuple[int, str]] = deque(maxlen=_EVENT_COUNT)  # positions and words
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the run is closed, so that no more events follow."""
-        return self.status == v1.RUN_STATUS_CLOSED
-
-    def apply(self, message: WatchStart | Event, now_s: float) -> EventLine | None:
+    def apply(self, message: WatchStart | Event, now_s: float = 0.0) -> str | None:
         """Applies a message that arrived at `now_s`; returns its event in words, None if none is shown."""
         if isinstance(message, WatchStart):
             self._start(message, now_s)
             return None
         self.position = max(self.position, message.position)
-        line = self._apply_event(message, now_s)
-        if line is not None:
-            self.events.append(line)
-        return line
+        text = self._apply_event(message, now_s)
+        if text is not None:
+            self.events.append((message.position, text))
+        return text
 
     def apply_version(self, record: VersionRecord) -> None:
         """Applies how a fragment's newest version was made, which the run's state alone does not say."""
         view = self._fragment(record.version.fragment)
-        if record.merged and record.version.version == view.version and view.participation is None:
-            self._commit(
-                VersionCommitted(
-                    version=record.version,
-                    merged=record.merged,
-                    update_size_bytes=record.update_size_bytes,
-                    participation=record.participation,
-                )
+        if record.merged and record.version.version == view.version and view.committed is None:
+            view.committed = VersionCommitted(
+                version=record.version,
+                merged=record.merged,
+                update_size_bytes=record.update_size_bytes,
+                participation=record.participation,
             )
 
     def staleness(self, learner: LearnerView) -> int | None:
@@ -154,11 +126,12 @@ class WatchState:
     def _start(self, start: WatchStart, now_s: float) -> None:
         self.name, self.status = start.run.name, start.run.status
         self.position = max(self.position, start.run.position)
-        newest = {version.fragment: version.version for version in start.run.versions}
         for fragment in start.run.fragments:
-            view = self.fragments.setdefault(fragment.name, FragmentView(fragment.name))
+            self._fragment(fragment.name)
+        for version in start.run.versions:
+            view = self._fragment(version.fragment)
             # Versions only grow, but the replica that answers after a broken stream may lag behind the last one.
-            view.version = max(view.version, newest.get(fragment.name, 0))
+            view.version = max(view.version, version.version)
         for learner in start.learners:
             self._update_learner(learner, now_s)
 
@@ -184,10 +157,9 @@ class WatchState:
             return f"{status.learner_id} delivers again"
         return f"{status.learner_id} reports {report.problem}, {report.unsent_step_count} steps unsent"
 
-    def _apply_event(self, event: Event, now_s: float) -> EventLine | None:
+    def _apply_event(self, event: Event, now_s: float) -> str | None:
         text: str | None = None
-        kind = event.WhichOneof("kind")
-        match kind:
+        match event.WhichOneof("kind"):
             case "round_opened":
                 opened = event.round_opened
                 self._fragment(opened.fragment).open_version = opened.version
@@ -215,18 +187,14 @@ class WatchState:
                 text = self._learner_text(event.learner, now_s)
             case "draining":
                 text = "this replica is shutting down"
-        return None if text is None else EventLine(event.position, kind or "", text)
+        return text
 
     def _commit(self, committed: VersionCommitted) -> str:
-        view = self._fragment(committed.version.fragment)
-        view.version = max(view.version, committed.version.version)
-        view.open_version = None
-        view.contributor_count = len(committed.merged)
-        view.max_staleness = max((delta.staleness for delta in committed.merged), default=0)
-        view.participation = committed.participation
-        view.update_size_bytes = committed.update_size_bytes
-        who = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
-        return f"{view.name} is at version {committed.version.version} by {who or 'no delta'}"
+        name, version = committed.version.fragment, committed.version.version
+        view = self._fragment(name)
+        view.version, view.committed, view.open_version = max(view.version, version), committed, None
+        shares = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
+        return f"{name} is at version {version} by {shares or 'no delta'}"
 
     def _roll_back(self, rolled: RolledBack) -> str:
         for version in rolled.versions:
@@ -235,7 +203,7 @@ class WatchState:
         return f"rolled back {len(rolled.versions)} fragments to older content"
 
     def _fragment(self, name: str) -> FragmentView:
-        return self.fragments.setdefault(name, FragmentView(name))
+        return self.fragments.setdefault(name, FragmentView())
 
 
 def status_word(status: int) -> str:
@@ -252,18 +220,18 @@ def learner_state(learner: LearnerStatus) -> str:
 
 def unmerged_text(fates: Iterable[FateCount]) -> str:
     """Returns how many of a learner's deltas were not merged, and why; empty if all were."""
-    counts = {(_fate_word(one.fate), one.reason): one.delta_count for one in fates}
-    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] != "merged"), reverse=True)
+    counts = {(fate.fate, fate.reason): fate.delta_count for fate in fates}
+    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] != v1.FATE_MERGED), reverse=True)
     if not others:
         return ""
-    causes = ", ".join(f"{count} {fate} ({reason})" if reason else f"{count} {fate}" for count, fate, reason in others)
+    causes = ", ".join(f"{count} {_fate_words(fate, reason)}" for count, fate, reason in others)
     return f"{sum(count for count, *_ in others)} of {sum(counts.values())} deltas were not merged: {causes}"
 
 
 def _fate_text(fate: DeltaFate) -> str:
-    text = f"{fate.fragment}: a delta of {fate.learner_id} is {_fate_word(fate.fate)}"
-    return f"{text} ({fate.reason})" if fate.reason else text
+    return f"{fate.fragment}: a delta of {fate.learner_id} is {_fate_words(fate.fate, fate.reason)}"
 
 
-def _fate_word(fate: int) -> str:
-    return enum_word(v1.Fate.DESCRIPTOR, fate)
+def _fate_words(fate: int, reason: str) -> str:
+    word = enum_word(v1.Fate.DESCRIPTOR, fate)
+    return f"{word} ({reason})" if reason else word

@@ -8,23 +8,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, status_word, unmerged_text
+from skerry.cli.watch_state import LearnerView, WatchState, learner_state, status_word, unmerged_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
 
 
-def draw(state: WatchState, *, notice: str = "", event_count: int = 10) -> RenderableType:
+def draw(state: WatchState, *, notice: str = "") -> RenderableType:
     """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
-    parts: list[RenderableType] = [_headline(state, notice), "", _learners(state)]
-    parts += [
-        Text(f"{name}: {text}", style="red")
-        for name in sorted(state.learners)
-        if (text := unmerged_text(state.learners[name].status.fates))
-    ]
-    parts += ["", _fragments(state)]
-    if state.events and event_count:
-        parts += ["", _events(state, event_count)]
+    parts: list[RenderableType] = [_headline(state, notice), "", learners(state), "", _fragments(state)]
+    if state.events:
+        rows = table("position", "event", right=("position",))
+        for position, text in state.events:
+            rows.add_row(str(position), text)
+        parts += ["", rows]
     return Group(*parts, Text("columns: skerry watch --help", style="dim"))
 
 
@@ -38,21 +35,27 @@ def _headline(state: WatchState, notice: str) -> Text:
     return line
 
 
-def _learners(state: WatchState) -> RenderableType:
+def learners(state: WatchState) -> RenderableType:
+    """Returns a table of the learners, and which of their deltas were not merged."""
+    if not state.learners:
+        return Text("no learners yet", style="dim")
     rows = table(
         "learner", "region", "state", "step", "tokens", "step time", "loss", "", "up", "down", "behind", "stall",
         "unsent", "dropped", "",
         right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall", "unsent", "dropped"),
     )  # fmt: skip
-    for name in sorted(state.learners):
-        rows.add_row(*_learner(state, state.learners[name]))
-    return rows if rows.row_count else Text("no learners yet", style="dim")
+    losses: list[Text] = []
+    for name, view in sorted(state.learners.items()):
+        rows.add_row(*_learner(state, view))
+        if unmerged := unmerged_text(view.status.fates):
+            losses.append(Text(f"{name}: {unmerged}", style="red"))
+    return Group(rows, *losses)
 
 
 def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     status, report = view.status, view.status.report
     word = learner_state(status)
-    behind = state.staleness(view)
+    behind, rates = state.staleness(view), view.bits_per_s or (None, None)
     yield status.learner_id
     yield status.region or "-"
     yield Text(word, style=_STATE_STYLES[word])
@@ -61,8 +64,7 @@ def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
     yield f"{report.step_time.ToMilliseconds()} ms"
     yield f"{report.loss:.4f}" if report.HasField("loss") else "-"
     yield Text(sparkline(view.losses), style="cyan")
-    yield rate_text(view.up_bits_per_s)
-    yield rate_text(view.down_bits_per_s)
+    yield from map(rate_text, rates)
     yield "-" if behind is None else str(behind)
     yield f"{report.stall_time.ToMilliseconds()} ms"
     yield str(report.unsent_step_count)
@@ -75,26 +77,14 @@ def _fragments(state: WatchState) -> RenderableType:
         "fragment", "version", "deltas", "staleness", "participation", "update", "round",
         right=("version", "deltas", "staleness", "participation", "update"),
     )  # fmt: skip
-    for view in state.fragments.values():
-        rows.add_row(*_fragment(view))
-    return rows
-
-
-def _fragment(view: FragmentView) -> Iterable[Text | str]:
-    is_known = view.participation is not None
-    yield view.name
-    yield str(view.version)
-    yield str(view.contributor_count) if is_known else "-"
-    yield str(view.max_staleness) if is_known else "-"
-    yield f"{view.participation:.0%}" if is_known else "-"
-    yield size_text(view.update_size_bytes) if is_known else "-"
-    yield Text("" if view.open_version is None else f"gathering {view.open_version}", style="yellow")
-
-
-def _events(state: WatchState, count: int) -> RenderableType:
-    rows = table("position", "event", right=("position",))
-    for line in list(state.events)[-count:]:
-        rows.add_row(str(line.position), line.text)
+    for name, view in state.fragments.items():
+        made = ["-", "-", "-", "-"]
+        if (committed := view.committed) is not None:
+            staleness = max((delta.staleness for delta in committed.merged), default=0)
+            made = [str(len(committed.merged)), str(staleness), f"{committed.participation:.0%}"]
+            made.append(size_text(committed.update_size_bytes))
+        gathering = "" if view.open_version is None else f"gathering {view.open_version}"
+        rows.add_row(name, str(view.version), *made, Text(gathering, style="yellow"))
     return rows
 
 

@@ -264,7 +264,7 @@ async def test_a_certificate_that_names_no_client_or_two_has_no_role(keys: Path)
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     async with by_certificate(keys) as (server, _):
         for number, names in enumerate(SUBJECTS):
-            make_pair(keys, Wanted(f"odd{number}", x509.SubjectAlternativeName(names), usage, "learner"))
+            make_pair(keys, Wanted(f"odd{number}", x509.SubjectAlternativeName(names), usage))
             async with connected(server.port, tls_of(keys, f"odd{number}")) as stubs:
                 with refused("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED):
                     await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), timeout=20)

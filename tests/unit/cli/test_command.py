@@ -13,21 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from skerry.cli import failures, settings
+from skerry.cli import failures, main, settings
 from skerry.cli.main import cli
 
-COMMANDS = (
-    "export",
-    "gc",
-    "keys",
-    "learn",
-    "log",
-    "rollback",
-    "runs",
-    "serve",
-    "verify",
-    "watch",
-)
+COMMANDS = ["export", "gc", "keys", "learn", "log", "rollback", "runs", "serve", "verify", "watch"]
 
 # Runs `skerry` where torch can't be imported, as in the syncer's image.
 _WITHOUT_TORCH = """
@@ -54,18 +43,15 @@ def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def every_command() -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(cli)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
+    for name, command in main.every_command().items():
         yield from leaves(command, (name,))
 
 
-EVERY_COMMAND = [pytest.param(*found, id=" ".join(found[0])) for found in every_command()]
+EVERY_COMMAND = [pytest.param(words, command, id=" ".join(words)) for words, command in every_command()]
 
 
 def test_the_commands_are_those_that_are_promised() -> None:
-    assert cli.list_commands(click.Context(cli)) == list(COMMANDS)
+    assert cli.list_commands(click.Context(cli)) == COMMANDS
 
 
 @pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
@@ -80,26 +66,22 @@ def test_every_help_has_an_example_that_names_the_command(
 
 
 @pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
-def test_every_option_has_its_variable(words: tuple[str, ...], command: click.Command) -> None:
-    options = [option for option in command.params if isinstance(option, click.Option) and option.name != "yes"]
-    for option in options:
-        assert option.envvar is not None, f"{words} {option.opts}"
-        assert str(option.envvar).startswith("SKERRY_")
-
-
-@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
-def test_every_option_has_its_key_in_the_settings_file(words: tuple[str, ...], command: click.Command) -> None:
-    context = click.Context(cli)
-    for option in (one for one in command.params if isinstance(one, click.Option) and one.name != "yes"):
+def test_every_option_has_its_variable_and_its_key_in_the_settings_file(
+    words: tuple[str, ...], command: click.Command
+) -> None:
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.name == "yes":
+            continue
+        assert str(option.envvar).startswith("SKERRY_"), f"{words} {option.opts}"
         key = next(name[2:] for name in option.opts if name.startswith("--"))
         table: dict[str, Any] = {key: "said"}
         for word in reversed(words):
             table = {word: table}
         for file in ({key: "said"}, table):
-            found: Any = settings.defaults(file, cli, context, words[0])
-            for word in words[1:]:
-                found = found[word]
-            assert found[option.name] == "said", f"{words} {key}"
+            defaults: Any = settings.defaults(file, main.every_command())
+            for word in words:
+                defaults = defaults[word]
+            assert defaults[option.name] == "said", f"{words} {key}"
 
 
 # What each command about a run needs besides its name.
@@ -120,18 +102,14 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_every_command_about_a_run_is_among_those_that_are_tried() -> None:
-    about_a_run = {
-        " ".join(words) for words, command in every_command() if any(one.name == "run" for one in command.params)
-    }
-    assert about_a_run - {"learn"} == set(_NEEDED)  # which has a default
-
-
 def test_a_run_is_the_first_argument_of_every_command_and_an_option_of_none() -> None:
-    for words, command in every_command():
-        arguments = [one.name for one in command.params if isinstance(one, click.Argument)]
-        assert "run" not in arguments[1:], words
-        assert not any("--run" in one.opts for one in command.params), words
+    arguments = {
+        " ".join(words): [one.name for one in command.params if isinstance(one, click.Argument)]
+        for words, command in every_command()
+    }
+    assert {words for words, names in arguments.items() if names[:1] == ["run"]} == {*_NEEDED, "learn"}
+    assert not [words for words, names in arguments.items() if "run" in names[1:]]
+    assert not [words for words, command in every_command() if any("--run" in one.opts for one in command.params)]
 
 
 @pytest.mark.parametrize("words", _NEEDED)

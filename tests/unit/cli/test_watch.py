@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
-import random
 import re
 from collections.abc import Sequence
 
 import grpc
 import pytest
+from rich.console import Console
 
 from skerry import RunsClient
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.cli.watch import Follower
+from skerry.cli.watch_view import sparkline
 from skerry.errors import TryAgainError
 from skerry.v1 import exchange_pb2
 from skerry.v1 import types_pb2 as v1
@@ -34,23 +36,24 @@ def scripted(*watches: Sequence[WatchStep] | Refusal) -> Script:
     return Script(runs={"demo": small_run()}, learners=[small_learner()], watches=list(watches))
 
 
-def test_json_lines_tell_the_run_and_then_its_events(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(scripted([commit(5, 10), CLOSED])) as target:
+def positions(follower: Follower) -> list[int]:
+    """Returns the positions of all events until the run is closed."""
+    return [message.position for message in follower.messages() if isinstance(message, v1.Event)]
+
+
+def test_into_a_pipe_every_event_is_a_line_or_with_json_every_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(scripted(*[[commit(5, 10), CLOSED]] * 2)) as target:
+        assert failures.run(cli, ["watch", "demo", "--target", target]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "10 version_committed: head is at version 5 by us 100%",
+            "30 status_changed: the run is closed",
+            "demo is closed at position 30",
+        ]
         assert failures.run(cli, ["watch", "demo", "--json", "--target", target]) == 0
     start, first, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert start["start"]["run"]["name"] == "demo"
     assert first["event"]["version_committed"]["version"]["version"] == 5
     assert last["event"] == {"position": 30, "status_changed": "closed"}
-
-
-def test_into_a_pipe_every_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(scripted([commit(5, 10), CLOSED])) as target:
-        assert failures.run(cli, ["watch", "demo", "--target", target]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "10 version_committed: head is at version 5 by us 100%",
-        "30 status_changed: the run is closed",
-        "demo is closed at position 30",
-    ]
 
 
 def test_once_shows_learners_and_fragments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,21 +83,19 @@ def test_a_stream_that_breaks_goes_on_after_the_last_position_seen() -> None:
     script = scripted([commit(5, 10), AWAY], [commit(6, 11)], [CLOSED])
     waits: list[float] = []
     with serving(script) as target, RunsClient(target) as client:
-        follower = Follower(client, "demo", wait=waits.append, jitter=random.Random(0))
-        told = [line.position for line in follower.lines()]
-    assert told == [10, 11, 30]
+        assert positions(Follower(client, "demo", wait=waits.append)) == [10, 11, 30]
+    assert waits
     asked = [request.after_position for request in script.asked if isinstance(request, exchange_pb2.WatchRequest)]
     assert asked[0] == 0
     assert asked[-2:] == [10, 11]
-    assert follower.state.fragments["head"].version == 6
 
 
 def test_a_closed_run_still_tells_its_past() -> None:
     script = scripted([commit(4, 8), CLOSED], [commit(4, 8), CLOSED])
     script.runs["demo"].status = v1.RUN_STATUS_CLOSED
     with serving(script) as target, RunsClient(target) as client:
-        assert [line.position for line in Follower(client, "demo", after_position=1).lines()] == [8, 30]
-        assert list(Follower(client, "demo").lines()) == []
+        assert positions(Follower(client, "demo", after_position=1)) == [8, 30]
+        assert positions(Follower(client, "demo")) == []
 
 
 def test_patience_ends() -> None:
@@ -104,21 +105,6 @@ def test_patience_ends() -> None:
         follower = Follower(client, "demo", patience_s=250, clock=lambda: float(next(now)), wait=lambda _: None)
         with pytest.raises(TryAgainError, match="away"):
             list(follower.messages())
-
-
-def test_the_run_may_stand_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SKERRY_RUN", "demo")
-    with serving(scripted()) as target:
-        assert failures.run(cli, ["watch", "--once", "--target", target]) == 0
-        assert failures.run(cli, ["watch", "other", "--once", "--target", target]) == failures.ExitStatus.REFUSED
-    assert "1 live" in capsys.readouterr().out
-
-
-def test_a_run_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures.run(cli, ["watch", "--once"]) == failures.ExitStatus.USAGE
-    assert "SKERRY_RUN" in capsys.readouterr().err
 
 
 def test_a_run_that_is_not_there_is_waited_for_as_long_as_it_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,4 +121,21 @@ def test_a_run_that_is_created_meanwhile_is_followed() -> None:
     run = script.runs.pop("demo")
     with serving(script) as target, RunsClient(target) as client:
         follower = Follower(client, "demo", wait=lambda _: script.runs.update(demo=run))
-        assert [message for message in follower.messages() if isinstance(message, v1.Event)] == [CLOSED]
+        assert positions(follower) == [30]
+
+
+def test_in_a_terminal_the_table_shows_the_run_and_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr("skerry.cli.watch.console", lambda: screen)
+    with serving(scripted([commit(5, 10), AWAY], [CLOSED])) as target:
+        assert failures.run(cli, ["watch", "demo", "--target", target]) == 0
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert "head is at version 5 by us 100%" in shown
+    assert "the run is closed" in shown
+
+
+def test_a_sparkline_spans_its_own_range() -> None:
+    assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
+    assert sparkline([1.0]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
 from skerry.cli.watch_state import WatchState, learner_state, unmerged_text
-from skerry.cli.watch_view import sparkline
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.types_pb2 import (
@@ -46,34 +47,27 @@ def started() -> WatchState:
     return state
 
 
-def up(state: WatchState) -> float | None:
-    """Returns the bandwidth of the deltas of the learner us."""
-    return state.learners["us"].up_bits_per_s
-
-
-def test_bandwidth_is_what_two_reports_imply() -> None:
+def test_bandwidth_is_a_mean_over_the_last_seconds_and_begins_anew_with_the_learner() -> None:
     state = started()
-    state.apply(report("us", sent_bytes=1_000_000), 100.0)
-    assert up(state) is None
-    state.apply(report("us", sent_bytes=1_500_000), 102.0)
-    assert up(state) == 2_000_000
-    assert state.learners["us"].down_bits_per_s == 4_000_000
+
+    def rates(*sent_bytes: int, from_s: int) -> tuple[float, float] | None:
+        for second, sent in enumerate(sent_bytes, from_s):
+            state.apply(report("us", sent_bytes=sent), float(second))
+        return state.learners["us"].bits_per_s
+
+    assert rates(1_000_000, from_s=0) is None
+    assert rates(1_000_125, from_s=1) == (1000, 2000)
+    assert rates(*[2_000_000] * 30, from_s=2) == (0, 0)
+    assert rates(10, from_s=32) is None
+    assert rates(135, from_s=33) == (1000, 2000)
 
 
-def test_bandwidth_forgets_what_is_long_past() -> None:
+def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
     state = started()
-    for second in range(60):
-        state.apply(report("us", sent_bytes=1_000_000 if second < 30 else 1_000_000 + 125 * (second - 30)), second)
-    assert up(state) == 1000
-
-
-def test_a_learner_that_starts_anew_counts_from_zero_again() -> None:
-    state = started()
-    state.apply(report("us", sent_bytes=1_000_000), 1.0)
-    state.apply(report("us", sent_bytes=10), 2.0)
-    assert up(state) is None
-    state.apply(report("us", sent_bytes=135), 3.0)
-    assert up(state) == 1000
+    body = LearnerReport(step_count=100, sent_bytes=1_000_000)
+    body.step_time.FromMilliseconds(500)
+    state.apply(WatchStart(run=Run(name="demo"), learners=[LearnerStatus(learner_id="us", is_live=True, report=body)]))
+    assert state.learners["us"].bits_per_s == pytest.approx((160_000, 0))
 
 
 def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
@@ -84,25 +78,19 @@ def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
 
 def test_a_commit_is_told_with_who_took_part() -> None:
     state = started()
-    merged = (
-        DeltaFate(learner_id="us", weight_share=0.75),
-        DeltaFate(learner_id="eu", weight_share=0.25, staleness=2),
-    )
-    committed = VersionCommitted(
-        version=FragmentVersion(fragment="head", version=4), merged=merged, participation=0.5, update_size_bytes=100
-    )
-    line = state.apply(Event(position=9, version_committed=committed), 1.0)
-    assert line is not None
-    assert line.text == "head is at version 4 by us 75%, eu 25%"
-    head = state.fragments["head"]
-    assert (head.version, head.contributor_count, head.max_staleness, head.participation) == (4, 2, 2, 0.5)
-    assert state.position == 9
+    merged = [DeltaFate(learner_id="us", weight_share=0.75), DeltaFate(learner_id="eu", weight_share=0.25)]
+    committed = VersionCommitted(version=FragmentVersion(fragment="head", version=4), merged=merged)
+    text = state.apply(Event(position=9, version_committed=committed))
+    assert text == "head is at version 4 by us 75%, eu 25%"
+    assert state.fragments["head"].version == 4
+    assert (state.position, list(state.events)) == (9, [(9, text)])
 
 
-def test_a_report_alone_is_no_event_to_tell() -> None:
+def test_a_learner_is_told_when_it_attaches_and_not_at_each_report() -> None:
     state = started()
-    assert state.apply(report("us", sent_bytes=0), 1.0) is not None, "the learner has come"
-    assert state.apply(report("us", sent_bytes=9), 2.0) is None
+    anew = Event(position=6, learner=LearnerStatus(learner_id="us", is_live=True))
+    lines = [state.apply(event) for event in (report("us", sent_bytes=1), report("us", sent_bytes=2), anew, anew)]
+    assert lines == ["us attached", None, "us attached", None]
 
 
 def test_a_problem_is_told_when_it_comes_and_when_it_goes_also_if_it_was_there_before() -> None:
@@ -113,31 +101,7 @@ def test_a_problem_is_told_when_it_comes_and_when_it_goes_also_if_it_was_there_b
     state.apply(WatchStart(run=Run(name="demo"), learners=[said("STORE_FULL")]), 0.0)
     events = [Event(position=5, learner=said(problem)) for problem in ("STORE_FULL", "STORE_FULL", "", "")]
     lines = [state.apply(event, 1.0) for event in events]
-    assert [line.text if line else "" for line in lines] == [
-        "us reports STORE_FULL, 40 steps unsent",
-        "",
-        "us delivers again",
-        "",
-    ]
-
-
-def test_a_run_that_closes_is_closed() -> None:
-    state = started()
-    state.apply(Event(position=9, status_changed=v1.RUN_STATUS_CLOSED), 1.0)
-    assert state.is_closed
-
-
-def test_a_sparkline_spans_its_own_range() -> None:
-    assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
-    assert sparkline([1.0]) == ""
-    assert sparkline([2.0, 2.0]) == "▁▁"
-
-
-def test_a_learner_that_attaches_anew_is_told_once() -> None:
-    state = started()
-    anew = Event(position=6, learner=LearnerStatus(learner_id="us", is_live=True))
-    lines = [state.apply(event, 1.0) for event in (report("us", sent_bytes=1), report("us", sent_bytes=2), anew, anew)]
-    assert [line.text if line else "" for line in lines] == ["us attached", "", "us attached", ""]
+    assert lines == ["us reports STORE_FULL, 40 steps unsent", None, "us delivers again", None]
 
 
 def test_finished_and_lost_learners_differ_and_keep_their_figures() -> None:
@@ -147,7 +111,7 @@ def test_finished_and_lost_learners_differ_and_keep_their_figures() -> None:
     left = Event(position=6, learner=LearnerStatus(learner_id="done", has_left=True))  # the log's event has no report
     lost = Event(position=6, learner=LearnerStatus(learner_id="lost", report=LearnerReport(step_count=10)))
     lines = [state.apply(event, 2.0) for event in (left, lost)]
-    assert [line.text if line else "" for line in lines] == ["done has finished", "lost is lost: its lease ran out"]
+    assert lines == ["done has finished", "lost is lost: its lease ran out"]
     assert [learner_state(view.status) for view in state.learners.values()] == ["finished", "lost"]
     reports = [view.status.report for view in state.learners.values()]
     assert [report.step_count for report in reports] == [10, 10]
@@ -164,12 +128,3 @@ def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -
         "7 expired (staler than the policy allows)"
     )
     assert unmerged_text(fates[:1]) == ""
-
-
-def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
-    state = started()
-    body = LearnerReport(step_count=100, sent_bytes=1_000_000)
-    body.step_time.FromMilliseconds(500)
-    learner = LearnerStatus(learner_id="us", is_live=True, report=body)
-    state.apply(WatchStart(run=Run(name="demo"), learners=[learner]), 0.0)
-    assert up(state) == 160_000

@@ -130,11 +130,11 @@ class IslandParameters:
         self._together("is_finite", layout, lambda: answers.extend(self._are_finite(layout)))()
         return all(answers)
 
-    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray, *alpha: float) -> Work:
+    def _change(self, kind: str, layout: FragmentLayout, values: FlatArray) -> Work:
         rank = self._island.rank
         if not self._is_whole:
-            return self._together(kind, layout, lambda: self._scatter(kind, layout, rank, values, alpha), alpha)
-        own = getattr(self._own, kind)(layout, values, *alpha)
+            return self._together(kind, layout, lambda: self._scatter(kind, layout, rank, values))
+        own = getattr(self._own, kind)(layout, values)
         broadcast = self._own.ordered(lambda: self._island.broadcast(torch.as_tensor(values), rank), values)
 
         def work() -> None:
@@ -142,9 +142,9 @@ class IslandParameters:
             own()
             self._note_change(layout)
 
-        return self._together(kind, layout, work, alpha)
+        return self._together(kind, layout, work)
 
-    def _together(self, kind: str, layout: FragmentLayout, part: Work, alpha: tuple[float, ...] = ()) -> Work:
+    def _together(self, kind: str, layout: FragmentLayout, part: Work) -> Work:
         """Returns work that all ranks take part in; if it fails, the island is over, whatever the exchange makes of it.
 
         `part` is this rank's.
@@ -153,7 +153,7 @@ class IslandParameters:
 
         def work() -> None:
             try:
-                self._island.tell(self._island.rank, (kind, layout.name, names, alpha))
+                self._island.tell(self._island.rank, (kind, layout.name, names))
                 part()
             except BaseException as error:
                 self._failure = error
@@ -172,18 +172,18 @@ class IslandParameters:
     def obey(self, rank: int) -> None:
         """Takes part in what a rank does in its turn, until that ends."""
         while (order := self._island.tell(rank)) is not None:
-            kind, fragment, names, alpha = order
+            kind, fragment, names = order
             layout = FragmentLayout(fragment, tuple(self._specs[name] for name in names))
             if kind == "is_finite":
                 self._are_finite(layout)
             elif kind == "snapshot":
                 self._gather(layout, rank)
             elif not self._is_whole:
-                self._scatter(kind, layout, rank, None, alpha)
+                self._scatter(kind, layout, rank, None)
             else:
                 values = self._own.buffer(layout)
                 self._island.broadcast(torch.as_tensor(values), rank)
-                getattr(self._own, kind)(layout, values, *alpha)()
+                getattr(self._own, kind)(layout, values)()
                 self._note_change(layout)
 
     def _are_finite(self, layout: FragmentLayout) -> list[bool]:
@@ -216,7 +216,6 @@ class IslandParameters:
         layout: FragmentLayout,
         owner: int,
         values: NDArray[np.float32] | None,
-        alpha: tuple[float, ...],
     ) -> None:
         """Changes the weights of a fragment at all ranks by the owner's `values`."""
         island = self._island
@@ -234,7 +233,7 @@ class IslandParameters:
             if island.rank != rank:
                 island.send(held, rank)
             else:
-                getattr(self._own, kind)(share, self._own.from_host(held.numpy()), *alpha)()
+                getattr(self._own, kind)(share, self._own.from_host(held.numpy()))()
         self._note_change(layout)
 
     def _share(self, layout: FragmentLayout, rank: int, names: Collection[str]) -> FragmentLayout:

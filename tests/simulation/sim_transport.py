@@ -61,13 +61,10 @@ class SimReplica:
             call.cancel()
         return True
 
-    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
+    async def give_up(self, error: SkerryError) -> None:
         """Breaks its calls."""
         for call in list(self._calls):
             call.notice_silence()
-
-    async def drop_fresh(self) -> None:
-        """Does nothing: a question is over with its answer."""
 
 
 class SimTransport:

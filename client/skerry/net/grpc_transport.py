@@ -7,7 +7,7 @@ import ctypes
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from skerry.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.net.forks import OwnProcess
 from skerry.net.handshakes import explain
+from skerry.net.liveness import Liveness
 from skerry.net.replicas import CONTROL, Connection, Replicas
 from skerry.net.tls import Insecure, Tls
 from skerry.net.transport import LANE_COUNT
@@ -89,7 +90,7 @@ class GrpcTransport:
         """Sends a push on a bulk connection. An error of `requests` is raised as it is."""
         sending = _Sending(requests)
         with self._lane() as lane:
-            return await self._answer(
+            return await self.ask(
                 lambda connection: connection.exchange.PushDelta(sending.requests()),
                 number=lane,
                 unknown=TryAgainError,
@@ -100,7 +101,7 @@ class GrpcTransport:
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        return await self._answer(
+        return await self.ask(
             lambda connection: connection.exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError
         )
 
@@ -118,9 +119,19 @@ class GrpcTransport:
         """Follows a run."""
         return self._stream(CONTROL, lambda connection: connection.exchange.Watch(request))
 
-    async def ask(self, call: Callable[[Connection], Awaitable[A]]) -> A:
-        """Returns the answer of the next replica to a unary call."""
-        return await self._answer(call)
+    async def ask(
+        self,
+        open_call: Callable[[Connection], Awaitable[A]],
+        *,
+        number: int = CONTROL,
+        unknown: type[SkerryError] = RefusedError,
+        sending: _Sending | None = None,
+    ) -> A:
+        """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
+        async with self._called(number, open_call, unknown=unknown, sending=sending) as (call, life):
+            answer: A = await call
+            life.heard()
+            return answer
 
     async def get_capabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
@@ -154,47 +165,36 @@ class GrpcTransport:
         finally:
             self._lane_calls[lane] -= 1
 
-    async def _answer(
+    async def _stream(
+        self, number: int, open_call: Callable[[Connection], Any], sending: _Sending | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
+        async with self._called(number, open_call, sending=sending) as (call, life):
+            async for response in call:
+                life.heard()
+                yield response
+
+    @asynccontextmanager
+    async def _called(
         self,
-        open_call: Callable[[Connection], Awaitable[A]],
+        number: int,
+        open_call: Callable[[Connection], Any],
         *,
-        number: int = CONTROL,
         unknown: type[SkerryError] = RefusedError,
         sending: _Sending | None = None,
-    ) -> A:
-        """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
+    ) -> AsyncGenerator[tuple[Any, Liveness], None]:
+        """Yields a call of the next replica, which is over at the end of the context, and what hears of its answers."""
         connection = await self._replicas.next(number)
         call = open_call(connection)
         try:
             with connection.replica.calling(call):
-                answer = await call
-            connection.replica.life.heard()
-            return answer
+                yield call, connection.replica.life
         except asyncio.CancelledError:
             _raise_if_call_was_cancelled(sending)
             raise
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self._replicas, unknown=unknown) from error
         except grpc.aio.UsageError as error:  # the channel was closed under the call
-            raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
-
-    async def _stream(
-        self, number: int, open_call: Callable[[Connection], Any], sending: _Sending | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
-        connection = await self._replicas.next(number)
-        call = open_call(connection)
-        try:
-            with connection.replica.calling(call):
-                async for response in call:
-                    connection.replica.life.heard()
-                    yield response
-        except asyncio.CancelledError:
-            _raise_if_call_was_cancelled(sending)
-            raise
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._replicas) from error
-        except grpc.aio.UsageError as error:
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
         finally:
             call.cancel()

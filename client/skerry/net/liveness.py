@@ -5,11 +5,10 @@ every two seconds, because a client that hears nothing for so long asks for its 
 calls. Whatever it says, and every message of any call, is a sign of life, so a call may take any time at a replica
 whose event loop runs, and bulk that arrives slowly is no silence.
 
-Silence alone proves nothing: the client's own link may be down or full. After two seconds the client also asks the
-other replicas, and the same one over a fresh connection. A replica is given up if it is silent for five seconds and one
-of those answered a question that was put later than the first unanswered one. All calls that it has then fail, so that
-they are repeated elsewhere, and it gets no new ones until it answers. If nobody answers, calls go on waiting: a client
-of one address changes nothing while that hangs.
+Silence alone proves nothing: the client's own link may be down or full. After two seconds the client also asks every
+replica, this one included, over a fresh connection. A replica is given up if it is silent for five seconds and one of
+those answered. All calls that it has then fail, so that they are repeated elsewhere, and it gets no new ones until it
+answers. If nobody answers, calls go on waiting: a client of one address changes nothing while that hangs.
 
 Time is counted in ticks of the client's own event loop, so that a client that was stopped itself blames nobody.
 """
@@ -40,15 +39,13 @@ class Liveness:
 
     is_lost: bool = False  # given up, and not heard since
     silence: int = 0  # ticks with calls since anything was heard
-    asked: int | None = None  # tick of the first question since then
-    served: int = -1  # tick of the last question that was answered with SERVING
-    has_fresh: bool = False  # whether a fresh connection answers
+    answered: int = 0  # tick of the last question over a fresh connection that was answered
     question: asyncio.Task[None] | None = None
     fresh_question: asyncio.Task[None] | None = None
 
     def heard(self) -> None:
         """Takes note of a sign of life."""
-        self.silence, self.asked, self.is_lost = 0, None, False
+        self.silence, self.is_lost = 0, False
 
 
 class Watched(Protocol):
@@ -71,11 +68,8 @@ class Watched(Protocol):
             SkerryError: the question could not be put, or nobody answered it.
         """
 
-    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
-        """Fails its calls with `error` and closes its connections, except the fresh one if that answers."""
-
-    async def drop_fresh(self) -> None:
-        """Closes the fresh connection."""
+    async def give_up(self, error: SkerryError) -> None:
+        """Fails its calls with `error` and closes its connections."""
 
 
 class Vigil:
@@ -94,77 +88,62 @@ class Vigil:
 
     async def end(self) -> None:
         """Stops watching."""
-        tasks = [self._watching]
-        for replica in self._replicas:
-            tasks += [replica.life.question, replica.life.fresh_question]
-        await _cancelled(*tasks)
+        questions = [task for one in self._replicas for task in (one.life.question, one.life.fresh_question)]
+        tasks = [task for task in (self._watching, *questions) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        while any(one.is_called or one.life.is_lost for one in self._replicas):
+        while any(replica.is_called or replica.life.is_lost for replica in self._replicas):
             await asyncio.sleep(TICK_S)
             await self._look()
 
     async def _look(self) -> None:
         self._tick += 1
         replicas = list(self._replicas)
-        for one in replicas:
-            one.life.silence = one.life.silence + 1 if one.is_called or one.life.is_lost else 0
-        suspects = [one for one in replicas if one.is_called and not one.life.is_lost and one.life.silence > _ASK]
-        for one in replicas:
-            life, is_concerned = one.life, one.is_called or one.life.is_lost
-            if suspects or (is_concerned and life.silence >= _ASK):
-                life.asked = self._tick if life.asked is None else life.asked
-                life.question = _running(life.question, self._ask(one, self._tick))
-            if one in suspects:
-                life.fresh_question = _running(life.fresh_question, self._ask_afresh(one))
-            elif life.fresh_question is not None:
-                await self._forget_fresh(one)
-        for one in suspects:
-            if one.life.silence >= _GIVE_UP and (witness := self._witness(one, replicas)):
-                await self._give_up(one, witness)
+        for replica in replicas:
+            life = replica.life
+            life.silence = life.silence + 1 if replica.is_called and not life.is_lost else 0
+        suspects = [replica for replica in replicas if replica.life.silence > _ASK]
+        for replica in replicas:
+            life = replica.life
+            if life.silence >= _ASK:
+                life.question = _running(life.question, self._ask(replica))
+            if suspects or life.is_lost:
+                life.fresh_question = _running(life.fresh_question, self._ask_afresh(replica, self._tick))
+        for suspect in suspects:
+            first_asked = self._tick - suspect.life.silence + _ASK
+            witness = next((one for one in (suspect, *replicas) if one.life.answered > first_asked), None)
+            if witness is not None and suspect.life.silence >= _GIVE_UP:
+                await self._give_up(suspect, witness)
 
     @staticmethod
-    def _witness(suspect: Watched, replicas: Iterable[Watched]) -> str:
-        """Returns who answered a later question than the suspect's first; empty: nobody."""
-        asked = suspect.life.asked
-        assert asked is not None  # suspects are asked
-        if suspect.life.has_fresh:
-            return "a fresh connection"
-        return next((one.name for one in replicas if one is not suspect and one.life.served > asked), "")
-
-    async def _give_up(self, suspect: Watched, witness: str) -> None:
-        life, has_fresh = suspect.life, suspect.life.has_fresh
-        facts = {"replica": suspect.name, "silent_s": life.silence * TICK_S, "answering": witness}
+    async def _give_up(suspect: Watched, witness: Watched) -> None:
+        life = suspect.life
+        answering = "a fresh connection" if witness is suspect else witness.name
+        facts = {"replica": suspect.name, "silent_s": life.silence * TICK_S, "answering": answering}
         _log.warning("a replica hangs, its calls are repeated elsewhere", **facts)
-        await _cancelled(life.question, life.fresh_question)
-        life.heard()
-        life.is_lost, life.has_fresh, life.question, life.fresh_question = not has_fresh, False, None, None
+        life.silence, life.is_lost = 0, witness is not suspect
         told = ", ".join(f"{name}={value}" for name, value in facts.items())
-        error = error_of("UNREACHABLE", f"the replica answers nothing, so the call goes elsewhere. {told}")
-        await suspect.give_up(error, has_fresh=has_fresh)
-
-    async def _ask(self, replica: Watched, tick: int) -> None:
-        life = replica.life
-        try:
-            serves = await replica.serves(is_fresh=False)
-        except SkerryError:
-            return  # its connection is down, so its calls fail by themselves
-        if life.is_lost:
-            _log.info("a replica answers again", replica=replica.name)
-        life.heard()
-        if serves:
-            life.served = tick
-
-    async def _ask_afresh(self, replica: Watched) -> None:
-        with suppress(SkerryError):
-            replica.life.has_fresh = await replica.serves(is_fresh=True)
+        await suspect.give_up(
+            error_of("UNREACHABLE", f"the replica answers nothing, so the call goes elsewhere. {told}")
+        )
 
     @staticmethod
-    async def _forget_fresh(replica: Watched) -> None:
-        life = replica.life
-        await _cancelled(life.fresh_question)
-        life.has_fresh, life.fresh_question = False, None
-        await replica.drop_fresh()
+    async def _ask(replica: Watched) -> None:
+        with suppress(SkerryError):  # its connection is down, so its calls fail by themselves
+            await replica.serves(is_fresh=False)
+            replica.life.heard()
+
+    @staticmethod
+    async def _ask_afresh(replica: Watched, tick: int) -> None:
+        with suppress(SkerryError):
+            if await replica.serves(is_fresh=True):
+                replica.life.answered = tick
+                if replica.life.is_lost:
+                    _log.info("a replica answers again", replica=replica.name)
+                    replica.life.heard()
 
 
 def _running(task: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -173,12 +152,3 @@ def _running(task: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -
         return asyncio.create_task(work)
     work.close()
     return task
-
-
-async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:
-    """Returns once the tasks have ended, which are cancelled."""
-    ended = [task for task in tasks if task is not None]
-    for task in ended:
-        task.cancel()
-    if ended:
-        await asyncio.wait(ended)

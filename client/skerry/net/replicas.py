@@ -29,7 +29,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry.errors import SkerryError, error_of
 from skerry.net.liveness import Liveness, Vigil
-from skerry.net.tls import Insecure, Tls, TlsFiles, is_loopback, tls_for
+from skerry.net.tls import Insecure, Tls, is_loopback, tls_for
 from skerry.runtime.addresses import client_address
 from skerry.runtime.logs import get_logger
 from skerry.runtime.redaction import redacted
@@ -57,6 +57,8 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
 _CONNECT_S: Final = 2.5
 # Between two looks at the channels meanwhile; looking costs microseconds.
 _LOOK_S: Final = 0.01
+# For an answer over a fresh connection, which is then asked for over another one.
+_FRESH_S: Final = 3.0
 # Between two look-ups of names while a replica can't be reached.
 _LOOK_UP_S: Final = 30.0
 # The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
@@ -69,29 +71,16 @@ _UNANSWERED: Final = frozenset(
 
 
 class Connection:
-    """One connection to a replica: its channel, and the stubs of its services."""
+    """One connection to a replica: its channel, and the stubs of its services. It connects when it is first called."""
 
-    def __init__(self, replica: Replica) -> None:
-        """Connects when it is first called."""
+    def __init__(self, replica: Replica, channel: grpc.aio.Channel) -> None:
         self.replica = replica
-        self._connect()
-
-    async def renew(self) -> None:
-        """Connects with the certificates that the files hold now, if they changed and no connection can be made."""
-        if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            return
-        if self._files is not self.replica.read_files():
-            broken = self.channel
-            self._connect()
-            await broken.close(None)
-
-    def _connect(self) -> None:
-        self._files = self.replica.files
-        self.channel = self.replica.open_channel()
-        self.exchange = exchange_pb2_grpc.ExchangeStub(self.channel)
-        self.runs = runs_pb2_grpc.RunsStub(self.channel)
-        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(self.channel)
-        self.health = health_pb2_grpc.HealthStub(self.channel)
+        self.files = replica.files
+        self.channel = channel
+        self.exchange = exchange_pb2_grpc.ExchangeStub(channel)
+        self.runs = runs_pb2_grpc.RunsStub(channel)
+        self.capabilities = capabilities_pb2_grpc.CapabilitiesStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
 
 
 class Replica:
@@ -110,14 +99,30 @@ class Replica:
             self._options.append(("grpc.default_authority", target))
         self.files = None if self._tls is None else self._tls.read()
         self._connections: dict[int, Connection] = {}
-        self._fresh: Connection | None = None
         self._calls: dict[Any, SkerryError | None] = {}
 
     def connection(self, number: int) -> Connection:
         """Returns the connection of this number; it is made when it is first asked for."""
         if number not in self._connections:
-            self._connections[number] = Connection(self)
+            self._connections[number] = self._new_connection()
         return self._connections[number]
+
+    def _new_connection(self) -> Connection:
+        if self.files is None:
+            return Connection(self, grpc.aio.insecure_channel(self.name, options=self._options))
+        credentials = grpc.ssl_channel_credentials(self.files.ca, self.files.key, self.files.cert)
+        return Connection(self, grpc.aio.secure_channel(self.name, credentials, options=self._options))
+
+    async def renew(self, number: int) -> None:
+        """Drops a connection that can't be made, if the files of TLS hold other certificates now."""
+        broken = self.connection(number)
+        if self._tls is None or broken.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
+            self.files = self._tls.read(self.files)
+        if broken.files is not self.files:
+            del self._connections[number]
+            await broken.channel.close(None)
 
     def is_ready(self, number: int) -> bool:
         """Whether a call over this connection would be sent at once; if not, connects."""
@@ -148,56 +153,33 @@ class Replica:
 
     async def serves(self, *, is_fresh: bool) -> bool:
         """Returns once it has answered whether it takes calls."""
-        if is_fresh:
-            self._fresh = self._fresh or Connection(self)
-        connection = self._fresh if is_fresh and self._fresh else self.connection(CONTROL)
+        connection = self._new_connection() if is_fresh else self.connection(CONTROL)
         try:
-            answer = await connection.health.Check(health_pb2.HealthCheckRequest())
+            timeout_s = _FRESH_S if is_fresh else None
+            answer = await connection.health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() in _UNANSWERED:
                 raise error_of("UNREACHABLE", f"the replica was not asked. replica={self.name}") from error
             return True  # it has no such service, or wants to know who asks
         except grpc.aio.UsageError as error:
             raise error_of("UNREACHABLE", "connection is closed") from error
+        finally:
+            if is_fresh:
+                await connection.channel.close(None)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def give_up(self, error: SkerryError, *, has_fresh: bool) -> None:
-        """Fails its calls with `error` and closes its connections, except the fresh one if that answers."""
+    async def give_up(self, error: SkerryError) -> None:
+        """Fails its calls with `error` and closes its connections."""
         for call in self._calls:
             self._calls[call] = error
             call.cancel()
-        closed, self._connections = list(self._connections.values()), {}
-        if has_fresh and self._fresh is not None:
-            self._connections[CONTROL], self._fresh = self._fresh, None
-        for one in closed:
-            await one.channel.close(None)
-        await self.drop_fresh()
-
-    async def drop_fresh(self) -> None:
-        """Closes the fresh connection."""
-        if self._fresh is not None:
-            dropped, self._fresh = self._fresh, None
-            await dropped.channel.close(None)
+        await self.close()
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
-        await self.drop_fresh()
-        for one in self._connections.values():
-            await one.channel.close(None)
-
-    def read_files(self) -> TlsFiles | None:
-        """Returns what the files of TLS hold now."""
-        if self._tls is not None:
-            with contextlib.suppress(ValueError):  # files that are being replaced are read again before the next call
-                self.files = self._tls.read(self.files)
-        return self.files
-
-    def open_channel(self) -> grpc.aio.Channel:
-        """Returns a new channel."""
-        if self.files is None:
-            return grpc.aio.insecure_channel(self.name, options=self._options)
-        credentials = grpc.ssl_channel_credentials(self.files.ca, self.files.key, self.files.cert)
-        return grpc.aio.secure_channel(self.name, credentials, options=self._options)
+        closed, self._connections = self._connections, {}
+        for connection in closed.values():
+            await connection.channel.close(None)
 
 
 class Replicas:
@@ -245,7 +227,7 @@ class Replicas:
         order.extend(replica for replica in self._replicas.values() if replica not in order)
         for replica in tuple(order):  # other calls turn the order meanwhile
             if not self._is_closed:
-                await replica.connection(number).renew()
+                await replica.renew(number)
         if len(order) > 1:
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + _CONNECT_S

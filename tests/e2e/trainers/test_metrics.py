@@ -16,13 +16,13 @@ from lightning.pytorch.loggers import WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from examples.lightning_trainer import Rotation
 from skerry import Learner, Policy
 from skerry.integrations import lightning as for_lightning
 from skerry.integrations import transformers as for_transformers
 from skerry.integrations.metrics import learner_metrics
+from tests.e2e.trainers.hugging_face import trainer_of
 from tests.e2e.trainers.trackers import trackio_rows, wandb_rows
 
 OPTIONS: dict[str, Any] = {"run": "fit", "learner_id": "us", "create": True}
@@ -92,17 +92,10 @@ def test_weights_and_biases_and_trackio_keep_every_number_of_a_loop(target: str,
 
 
 def test_both_get_the_numbers_of_hugging_faces_trainer(target: str, offline: Path, trackio: Any) -> None:
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    )
-    arguments = TrainingArguments(
-        str(offline / "out"), max_steps=6, per_device_train_batch_size=2, logging_steps=1, use_cpu=True,
-        dataloader_num_workers=2, disable_tqdm=True, save_strategy="no", report_to=["wandb", "trackio"],
-        project="trainer", run_name="us",
-    )  # fmt: skip
-    row = torch.arange(8)
     skerry = for_transformers.SkerryCallback(target=target, **OPTIONS)
-    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row}] * 64, callbacks=[skerry])
+    trainer = trainer_of(
+        offline / "out", skerry, save_strategy="no", report_to=["wandb", "trackio"], project="trainer", run_name="us"
+    )
     trainer.train()
     # The trainer's log of the last step comes after the learner has left.
     wanted = [skerry_of(entry) for entry in trainer.state.log_history[:5]]

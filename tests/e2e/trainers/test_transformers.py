@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
     EarlyStoppingCallback,
-    LlamaConfig,
     LlamaForCausalLM,
     Trainer,
     TrainerCallback,
@@ -26,36 +24,31 @@ from transformers import (
 
 from skerry import Policy, SkerryError
 from skerry.integrations.transformers import SkerryCallback
+from tests.e2e.trainers.hugging_face import llama, trainer_of
 from tests.e2e.trainers.two_islands import assert_merged, train_two_islands
 
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
 
-def _model() -> Any:
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    )
-
-
-def _train(target: str, folder: Path, *callbacks: TrainerCallback, model: Any = None, **arguments: Any) -> Trainer:
-    """Trains for a few steps and returns the trainer."""
-    resume = arguments.pop("resume", False)
-    arguments = {"max_steps": 6, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True} | arguments
-    arguments.setdefault("dataloader_num_workers", 2)
-    row = torch.arange(8)
-    trainer = Trainer(
-        _model() if model is None else model,
-        TrainingArguments(str(folder), disable_tqdm=True, **arguments),
-        train_dataset=[{"input_ids": row, "labels": row}] * 64,
-        eval_dataset=[{"input_ids": row, "labels": row}] * 4,
-        callbacks=list(callbacks),
-    )
+def _train(folder: Path, *callbacks: TrainerCallback, resume: bool = False, **options: Any) -> Trainer:
+    trainer = trainer_of(folder, *callbacks, **options)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
 def _callback(target: str, **options: Any) -> SkerryCallback:
-    return SkerryCallback(target=target, run="hf", learner_id="us", create=True, policy=POLICY, **options)
+    shared: dict[str, Any] = {"run": "hf", "learner_id": "us", "create": True, "policy": POLICY}
+    return SkerryCallback(target=target, **(shared | options))
+
+
+class _BeforeSteps(TrainerCallback):  # type: ignore[misc]  # untyped
+    """Calls a function before each step, with the step's number and the model."""
+
+    def __init__(self, act: Callable[[int, Any], object]) -> None:
+        self._act = act
+
+    def on_step_begin(self, _: Any, state: Any, *__: Any, **kwargs: Any) -> None:
+        self._act(state.global_step, kwargs["model"])
 
 
 class _Spy(TrainerCallback):  # type: ignore[misc]  # untyped
@@ -88,7 +81,7 @@ def test_two_islands_one_is_killed_and_the_merged_model_loads(target: str, tmp_p
 def test_accumulated_batches_are_one_step_and_tokens_are_counted(target: str, tmp_path: Path) -> None:
     skerry = _callback(target)
     spy = _Spy(skerry)
-    trainer = _train(target, tmp_path, skerry, spy, gradient_accumulation_steps=3)
+    trainer = _train(tmp_path, skerry, spy, gradient_accumulation_steps=3)
     assert spy.counts == [(step, step * 3 * 2 * 8) for step in range(6)]
     assert spy.planned == 6
     assert skerry.learner is None
@@ -97,36 +90,23 @@ def test_accumulated_batches_are_one_step_and_tokens_are_counted(target: str, tm
     assert any("skerry/version" in entry for entry in trainer.state.log_history)
 
 
-def test_trackers_of_report_to_get_the_metrics_too(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
-    skerry = _callback(target)
-    before, after = _Spy(skerry), _Spy(skerry)
-    trainer = _train(target, tmp_path, before, skerry, after, report_to=["tensorboard"])
-    board = EventAccumulator(str(tmp_path / "board")).Reload()
-    assert {"train/skerry/version", "train/skerry/deltas_merged"} <= set(board.Tags()["scalars"])
-    assert [one.step for one in board.Scalars("train/skerry/unsent_step_count")] == list(range(1, 6))
-    assert before.logs == after.logs
+def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) -> None:
+    skerry = _callback(target, tokens_per_step=5)
+    spy = _Spy(skerry)
+    trainer = _train(tmp_path, skerry, spy)
+    assert spy.counts == [(step, step * 5) for step in range(6)]
+    assert trainer.args.include_num_input_tokens_seen == "no"
     trainer.train()
     assert len(trainer.callback_handler.callbacks) == len(set(map(id, trainer.callback_handler.callbacks)))
 
 
-def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) -> None:
-    skerry = _callback(target, tokens_per_step=5)
-    spy = _Spy(skerry)
-    trainer = _train(target, tmp_path, skerry, spy)
-    assert spy.counts == [(step, step * 5) for step in range(6)]
-    assert trainer.args.include_num_input_tokens_seen == "no"
-
-
 def test_a_model_whose_tokens_are_not_counted_is_refused(target: str, tmp_path: Path) -> None:
-    model = _model()
+    model = llama()
     skerry = _callback(target)
     type(model).main_input_name, kept = "pixels", type(model).main_input_name
     try:
         with pytest.raises(ValueError, match="counts no tokens of this model"):
-            _train(target, tmp_path, skerry, model=model)
+            _train(tmp_path, skerry, model=model)
     finally:
         type(model).main_input_name = kept
         skerry.leave()
@@ -135,10 +115,10 @@ def test_a_model_whose_tokens_are_not_counted_is_refused(target: str, tmp_path: 
 def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint_is_merged(
     target: str, tmp_path: Path
 ) -> None:
-    _train(target, tmp_path, _callback(target), max_steps=4, save_steps=2)
+    _train(tmp_path, _callback(target), max_steps=4, save_steps=2)
     skerry = _callback(target)
     spy = _Spy(skerry)
-    trainer = _train(target, tmp_path, skerry, spy, max_steps=8, save_steps=2, resume=True)
+    trainer = _train(tmp_path, skerry, spy, max_steps=8, save_steps=2, resume=True)
     assert trainer.state.global_step == 8
     assert spy.counts == [(step, step * 2 * 8) for step in range(4, 8)]
     assert_merged(target, "hf", dict(trainer.model.named_parameters()))
@@ -147,37 +127,24 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint_and_the_last_checkpoint
 
 
 def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
-    class _Killed(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_step_begin(self, _: Any, state: Any, *__: Any, **kwargs: Any) -> None:
-            assert skerry.learner is not None
-            seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
-            weights.append([one.detach().clone() for one in kwargs["model"].parameters()])
-            if state.global_step == 3 or len(seen) > 4:
-                skerry.learner.close()  # as a kill: nothing is sent
-                raise OSError("the machine is gone")
+    def look(step: int, model: Any) -> None:
+        assert skerry.learner is not None
+        seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
+        weights.append([one.detach().clone() for one in model.parameters()])
+        if step == 3 or len(seen) > 4:
+            skerry.learner.close()  # as a kill: nothing is sent
+            raise OSError("the machine is gone")
 
     seen: list[tuple[int, int]] = []
     weights: list[list[torch.Tensor]] = []
     options: dict[str, Any] = {"max_steps": 100, "save_steps": 2, "save_strategy": "steps", "learning_rate": 0.1}
     for resume in (False, True):
-        skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+        skerry = _callback(target, policy=None)
         with pytest.raises(OSError, match="the machine"):
-            _train(target, tmp_path, skerry, _Killed(), resume=resume, **options)
+            _train(tmp_path, skerry, _BeforeSteps(look), resume=resume, **options)
         skerry.leave()
     assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
     assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
-
-
-def test_the_best_checkpoint_is_what_the_trainer_ends_with_where_it_loads_it(target: str, tmp_path: Path) -> None:
-    trainer = _train(
-        target, tmp_path, _callback(target), load_best_model_at_end=True, eval_strategy="steps", eval_steps=2,
-        save_steps=2,
-    )  # fmt: skip
-    best = trainer.state.best_model_checkpoint
-    assert best is not None
-    saved = LlamaForCausalLM.from_pretrained(best)
-    for ours, theirs in zip(trainer.model.parameters(), saved.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
@@ -188,9 +155,8 @@ def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
             kept.append(skerry.learner)
             control.should_training_stop = True
 
-    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
-    trainer = _train(
-        target, tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=True, eval_strategy="steps",
+    skerry = _callback(target, policy=None)
+    trainer = _train(tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=True, eval_strategy="steps",
         eval_steps=3, save_steps=3,
     )  # fmt: skip
     assert trainer.state.global_step == 3
@@ -209,9 +175,8 @@ def test_an_early_stop_at_the_end_of_an_epoch_loses_no_step(
         def on_evaluate(self, *_: Any, **__: Any) -> None:
             kept.append(skerry.learner)
 
-    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
-    trainer = _train(
-        target, tmp_path, skerry, _Keeper(), EarlyStoppingCallback(1, 1e9), max_steps=100,
+    skerry = _callback(target, policy=None)
+    trainer = _train(tmp_path, skerry, _Keeper(), EarlyStoppingCallback(1, 1e9), max_steps=100,
         per_device_train_batch_size=16, eval_strategy="epoch", save_strategy="epoch",
         load_best_model_at_end=loads_best, metric_for_best_model="eval_loss",
     )  # fmt: skip
@@ -229,9 +194,9 @@ def test_an_early_stop_at_the_end_of_an_epoch_loses_no_step(
 
 def test_a_trainer_that_resumes_at_its_last_step_leaves(target: str, tmp_path: Path) -> None:
     epoch: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 16, "save_steps": 4}
-    _train(target, tmp_path, _callback(target), **epoch)
+    _train(tmp_path, _callback(target), **epoch)
     skerry = _callback(target)
-    trainer = _train(target, tmp_path, skerry, resume=True, **epoch)
+    trainer = _train(tmp_path, skerry, resume=True, **epoch)
     assert trainer.state.global_step == 4
     assert skerry.learner is None
     assert_merged(target, "hf", dict(trainer.model.named_parameters()))
@@ -247,11 +212,7 @@ def test_a_trainer_that_logs_nothing_at_the_end_leaves_too(target: str, tmp_path
             control.should_training_stop = True
 
     skerry = _callback(target)
-    row = torch.arange(8)
-    arguments = TrainingArguments(str(tmp_path), max_steps=100, use_cpu=True, disable_tqdm=True, save_strategy="no")
-    rows = [{"input_ids": row, "labels": row}] * 16
-    trainer = _Silent(_model(), arguments, train_dataset=rows, callbacks=[skerry, _Stopping()])
-    trainer.train()
+    trainer = _train(tmp_path, skerry, _Stopping(), kind=_Silent, max_steps=100, save_strategy="no")
     assert skerry.learner is None
     assert_merged(target, "hf", dict(trainer.model.named_parameters()))
 
@@ -260,7 +221,7 @@ def test_deepspeed_is_refused_by_name(target: str, tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     arguments.deepspeed_plugin = object()
     with pytest.raises(ValueError, match="strategy=DeepSpeed"):
-        _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=_model())
+        _callback(target).on_train_begin(arguments, TrainerState(), TrainerControl(), model=llama())
 
 
 def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tmp_path: Path) -> None:
@@ -269,18 +230,13 @@ def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tm
     with pytest.raises(TypeError, match="run"):
         SkerryCallback(target=target)
     with pytest.raises(SkerryError):
-        _train(target, tmp_path, SkerryCallback(target=target, run="absent"))
+        _train(tmp_path, SkerryCallback(target=target, run="absent"))
 
 
 def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -> None:
-    class _Failing(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step == 3:
-                raise OSError("the data are gone")
-
-    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
+    skerry = _callback(target, policy=None)
     with pytest.raises(OSError, match="the data"):
-        _train(target, tmp_path, skerry, _Failing())
+        _train(tmp_path, skerry, _BeforeSteps(lambda step, _: _fail(OSError) if step == 3 else None))
     learner = skerry.learner
     assert learner is not None
     assert learner.stats.unsent_step_count == 3
@@ -292,16 +248,15 @@ def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -
 def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target: str, tmp_path: Path) -> None:
     kept: list[Any] = []
 
-    class _Signalled(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step == 3:
-                kept.append(skerry.learner)
-                signal.raise_signal(signal.SIGTERM)
+    def signalled(step: int, _: Any) -> None:
+        if step == 3:
+            kept.append(skerry.learner)
+            signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True, leave_on_signal=True)
+    skerry = _callback(target, policy=None, leave_on_signal=True)
     with pytest.raises(SystemExit) as ended:
-        _train(target, tmp_path, skerry, _Signalled(), max_steps=10**6)
+        _train(tmp_path, skerry, _BeforeSteps(signalled), max_steps=10**6)
     assert ended.value.code == 128 + signal.SIGTERM
     assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -309,6 +264,7 @@ def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target
 
 _FAILS = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tests.e2e.trainers.test_transformers import fail_at_step
 fail_at_step(3, {kind}, sys.argv[1], Path(sys.argv[2]))
@@ -327,20 +283,17 @@ def test_an_error_that_ends_the_process_loses_no_step(target: str, tmp_path: Pat
 def fail_at_step(step: int, kind: type[BaseException], target: str, folder: Path) -> None:
     """Trains until it fails, as a script would that knows only of the callback."""
 
-    class _Failing(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step == step:
-                atexit.register(say, skerry.learner)
-                raise kind("the data are gone")
+    def fail(number: int, _: Any) -> None:
+        if number == step:
+            atexit.register(say, skerry.learner)
+            _fail(kind)
 
     def say(learner: Any) -> None:
         print(f"steps={learner.stats.step_count}, unsent={learner.stats.unsent_step_count}")
 
-    skerry = SkerryCallback(target=target, run="hf", learner_id="us", create=True)
-    _train(target, folder, skerry, _Failing())
+    skerry = _callback(target, policy=None)
+    _train(folder, skerry, _BeforeSteps(fail))
 
 
-def test_what_is_logged_can_be_written_as_json(target: str, tmp_path: Path) -> None:
-    trainer = _train(target, tmp_path, _callback(target), save_steps=6)
-    state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
-    assert len(state["log_history"]) <= len(trainer.state.log_history)
+def _fail(kind: type[BaseException]) -> None:
+    raise kind("the data are gone")

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from skerry import ArrayLearner, RefusedError, RunsClient, SkerryError, Tls, TryAgainError
+from skerry.cli import failures
+from skerry.cli.main import cli
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.tls import tls_for
 from skerry.runtime.clock import SystemClock
@@ -31,19 +33,43 @@ _ELSEWHERE = "0.0.0.0"
 ASK = capabilities_pb2.GetCapabilitiesRequest()
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """An authority, a server's certificate and a learner's."""
-    folder = tmp_path / "keys"
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a server's certificate and its clients'."""
+    folder = tmp_path_factory.mktemp("keys")
     make_keys(folder, "--server", "a.example", "--learner", "us", "--learner", "eu", "--admin", "anna")
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def secured(keys: Path) -> Iterator[str]:
-    """Where a syncer with mutual TLS listens."""
+    """Where a syncer with mutual TLS listens, for all tests."""
     with syncer(tls_of(keys, "a.example")) as target:
         yield target
+
+
+class Commands:
+    """`skerry` commands, run in a folder as a person would."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *words: str, status: int = 0, env: Mapping[str, str] | None = None) -> str:
+        """Returns what a command prints, which ends with that status."""
+        with self._monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            ended = failures.run(cli, list(words))
+        printed = "".join(self._capsys.readouterr())
+        assert ended == status, printed
+        return printed
+
+
+@pytest.fixture
+def skerry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
+    """The commands, in an empty folder."""
+    return Commands(capsys, monkeypatch, tmp_path)
 
 
 def refusal(target: str, tls: Tls | None) -> SkerryError:
@@ -56,38 +82,31 @@ def refusal(target: str, tls: Tls | None) -> SkerryError:
     return caught.value
 
 
-def test_learners_train_one_model_over_mutual_tls(keys: Path, secured: str) -> None:
+def test_learners_train_one_model_over_mutual_tls(keys: Path) -> None:
     problem, other = Quadratic(), Quadratic(1)
-    options: dict[str, Any] = {"target": secured, "run": "fit", "create": True, "policy": QUICK}
-    with (
-        ArrayLearner(problem.arrays, learner_id="us", tls=tls_of(keys, "us"), **options) as one,
-        ArrayLearner(other.arrays, learner_id="eu", tls=tls_of(keys, "eu"), **options) as two,
-    ):
-        train_until([(problem, one), (other, two)], lambda: min(one.stats.deltas_merged, two.stats.deltas_merged) > 3)
-    with RunsClient(secured, tls=tls_of(keys, "anna")) as client:
-        assert [run.name for run in client.list_runs()] == ["fit"]
+    with syncer(tls_of(keys, "a.example")) as target:
+        options: dict[str, Any] = {"target": target, "run": "fit", "create": True, "policy": QUICK}
+        with (
+            ArrayLearner(problem.arrays, learner_id="us", tls=tls_of(keys, "us"), **options) as us,
+            ArrayLearner(other.arrays, learner_id="eu", tls=tls_of(keys, "eu"), **options) as eu,
+        ):
+            train_until([(problem, us), (other, eu)], lambda: min(us.stats.deltas_merged, eu.stats.deltas_merged) > 3)
+        with RunsClient(target, tls=tls_of(keys, "anna")) as client:
+            assert [run.name for run in client.list_runs()] == ["fit"]
 
 
 @pytest.mark.parametrize(("owner", "learner_id"), [("eu", "us"), ("anna", "us"), ("eu", None)])
 def test_a_certificate_of_another_client_is_refused_before_anything_is_sent(
     owner: str, learner_id: str | None, keys: Path, secured: str, tmp_path: Path
 ) -> None:
-    tls = tls_of(keys, owner)
+    options: dict[str, Any] = {"target": secured, "run": "other", "learner_id": learner_id, "create": True}
     started_s = time.monotonic()
-    with contextlib.chdir(tmp_path), pytest.raises(ValueError, match=f"another.*learner_id={learner_id}, run=fit"):
-        ArrayLearner(Quadratic().arrays, target=secured, run="fit", learner_id=learner_id, create=True, tls=tls)
+    with contextlib.chdir(tmp_path), pytest.raises(ValueError, match=f"another.*learner_id={learner_id}, run=other"):
+        ArrayLearner(Quadratic().arrays, tls=tls_of(keys, owner), **options)
     assert time.monotonic() - started_s < 2
     with RunsClient(secured, tls=tls_of(keys, "anna")) as client:
         assert client.list_runs() == []
-    words = ["learn", "fit", "--learner-id", learner_id or "x", "--target", secured, "--tls-ca", str(tls.ca)]
-    words += ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key)]
-    done = subprocess.run(
-        [sys.executable, "-m", "skerry.cli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "error: the certificate is another client's" in done.stderr
-    assert len(done.stderr.splitlines()) == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
+    assert list(tmp_path.iterdir()) == []
 
 
 _UNTRUSTED = """
@@ -207,7 +226,7 @@ def test_only_what_stays_on_this_machine_is_plaintext_by_default(address: str, i
 
 
 def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_name(
-    target: str, tmp_path: Path
+    target: str, skerry: Commands
 ) -> None:
     elsewhere = target.replace("127.0.0.1", _ELSEWHERE)
     error = refusal(elsewhere, None)
@@ -220,11 +239,11 @@ def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_
         assert client.list_runs() == []
     with pytest.raises(ValueError, match="tls='plain'"):
         RunsClient(elsewhere, tls="plain")  # type: ignore[arg-type]
-    skerry = Commands(tmp_path, elsewhere)
-    assert "[TLS_FAILED]" in skerry("runs", "list", status=4)
-    assert skerry("runs", "list", "--json", "--insecure") == "[]\n"
-    assert skerry("runs", "list", "--json", env={"SKERRY_INSECURE": "true"}) == "[]\n"
-    assert "[TLS_FAILED]" in skerry("runs", "list", "--tls", "--insecure", status=4), "the stricter of two wishes"
+    words = ("runs", "list", "--json", "--target", elsewhere)
+    assert "[TLS_FAILED]" in skerry(*words, status=4)
+    assert skerry(*words, "--insecure") == "[]\n"
+    assert skerry(*words, env={"SKERRY_INSECURE": "true"}) == "[]\n"
+    assert "[TLS_FAILED]" in skerry(*words, "--tls", "--insecure", status=4), "the stricter of two wishes"
 
 
 @pytest.mark.parametrize(
@@ -251,59 +270,39 @@ def test_a_learner_says_why_it_waits_and_ends_with_the_reason(keys: Path, secure
     assert "give --tls-cert and --tls-key" in said["because"]
 
 
-async def test_a_client_that_connects_again_takes_the_renewed_files(keys: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    make_keys(new, "--server", "a.example", "--learner", "us")
-    with syncer(tls_of(new, "a.example")) as target:
-        transport = GrpcTransport(target, tls=tls_of(keys, "us"))
-        with pytest.raises(TryAgainError, match="does not come from an authority"):
-            await transport.get_capabilities(ASK, timeout_s=10)
-        replace_pair(keys, "us", new)
-        (keys / "ca.pem").write_bytes((new / "ca.pem").read_bytes())
+async def test_a_client_that_connects_again_takes_the_renewed_files(keys: Path, tmp_path: Path, secured: str) -> None:
+    held = tmp_path / "held"
+    make_keys(held, "--learner", "us")
+    transport = GrpcTransport(secured, tls=tls_of(held, "us"))
+    with pytest.raises(TryAgainError, match="does not come from an authority"):
         await transport.get_capabilities(ASK, timeout_s=10)
-        await transport.close()
-
-
-class Commands:
-    """`skerry` commands, run in a folder as a person would."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        self._folder = folder
-        self._target = target
-
-    def __call__(self, *words: str, status: int = 0, env: Mapping[str, str] | None = None) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "skerry.cli", *words],
-            cwd=self._folder,
-            env={**os.environ, "SKERRY_TARGET": self._target, **(env or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    replace_pair(held, "us", keys)
+    (held / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
+    await transport.get_capabilities(ASK, timeout_s=10)
+    await transport.close()
 
 
 def test_a_command_takes_its_files_from_options_the_environment_or_toml(
-    keys: Path, secured: str, tmp_path: Path
+    keys: Path, secured: str, tmp_path: Path, skerry: Commands
 ) -> None:
-    skerry = Commands(tmp_path, secured)
     files = {"tls-ca": keys / "ca.pem", "tls-cert": keys / "anna.pem", "tls-key": keys / "anna.key"}
-    options = [word for name, file in files.items() for word in (f"--{name}", str(file))]
-    assert skerry("runs", "list", "--json", *options) == "[]\n"
+    words = ("runs", "list", "--json", "--target", secured)
+    assert skerry(*words, *(word for name, file in files.items() for word in (f"--{name}", str(file)))) == "[]\n"
     env = {f"SKERRY_{name.upper().replace('-', '_')}": str(file) for name, file in files.items()}
-    assert skerry("runs", "list", "--json", env=env) == "[]\n"
+    assert skerry(*words, env=env) == "[]\n"
     (tmp_path / "skerry.toml").write_text("".join(f'{name} = "{file}"\n' for name, file in files.items()))
-    assert skerry("runs", "list", "--json") == "[]\n"
+    assert skerry(*words) == "[]\n"
 
 
-def test_a_command_says_what_is_wrong_with_tls_and_what_to_do(keys: Path, secured: str, tmp_path: Path) -> None:
-    skerry = Commands(tmp_path, secured)
-    ca = ("--tls-ca", str(keys / "ca.pem"))
-    refused = skerry("runs", "list", *ca, status=4)
+def test_a_command_says_what_is_wrong_with_tls_and_what_to_do(keys: Path, secured: str, skerry: Commands) -> None:
+    target, ca = ("--target", secured), ("--tls-ca", str(keys / "ca.pem"))
+    refused = skerry("runs", "list", *target, *ca, status=4)
     assert re.search(r"^error: .*refuses the client's certificate.*\[TLS_FAILED\]$", refused, re.MULTILINE)
     assert "give --tls-cert and --tls-key" in refused
-    watched = skerry("watch", "demo", "--patience", "1", *ca, status=4)
+    watched = skerry("watch", "demo", "--patience", "1", *target, *ca, status=4)
     assert watched.count("reconnecting: the server closed the connection") == 1, "said once, not at each attempt"
-    assert "must be given together" in skerry("runs", "list", "--tls-cert", str(keys / "us.pem"), status=2)
+    alone = skerry("runs", "list", *target, "--tls-cert", str(keys / "us.pem"), status=2)
+    assert "must be given together" in alone
+    of_another = ("--tls-cert", str(keys / "eu.pem"), "--tls-key", str(keys / "eu.key"))
+    learning = skerry("learn", "fit", "--learner-id", "us", *target, *ca, *of_another, status=2)
+    assert "error: the certificate is another client's" in learning

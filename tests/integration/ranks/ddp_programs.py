@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import time
 from typing import Any
 
@@ -56,16 +54,6 @@ def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, An
             changed = learner.step(tokens=10 + rank.number, loss=float(rank.number))
             steps.append((changed, weights_digest(model), learner.stats.step_count, learner.stats.token_count))
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
-
-
-def leave_inside_with(rank: Rank) -> tuple[bool, bool]:
-    """Trains and leaves before the end of the context; returns what leaving twice said."""
-    model = nn.parallel.DistributedDataParallel(network(0))
-    with learner_of(model, rank) as learner:
-        for count in range(4):
-            loss_of(model, count, rank.number, rank.count).backward()
-            learner.step(tokens=10)
-        return bool(learner.leave(30.0)), bool(learner.leave(30.0))
 
 
 def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool | list[str]) -> int:
@@ -121,24 +109,9 @@ def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]
     return {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
 
 
-def die_at_step(rank: Rank, dying: int, step: int) -> None:
-    """Trains until one rank is killed."""
-    model = nn.parallel.DistributedDataParallel(network())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with learner_of(model, rank) as learner:
-        for count in range(10_000):
-            if (rank.number, count) == (dying, step):
-                os.kill(os.getpid(), signal.SIGKILL)
-            loss_of(model, count, rank.number, rank.count).backward()
-            optimizer.step()
-            learner.step(tokens=10)
-
-
-def misbehave(rank: Rank, how: str, who: int) -> None:
-    """Does something that one rank of an island must not do."""
-    model = network()
-    with learner_of(model, rank, connect_timeout_s=20.0, learner_id="x" if how == "id" and rank.number == who else "y"):
-        raise AssertionError("the learners must not start")
+def join_with_ids(rank: Rank) -> None:
+    """Joins by an id that no other rank has."""
+    learner_of(network(), rank, connect_timeout_s=20.0, learner_id=f"island-{rank.number}")
 
 
 def fail(rank: Rank, how: str, who: int) -> None:
@@ -239,7 +212,7 @@ def follow_an_optimizer(rank: Rank) -> dict[str, Any]:
         loss_of(model, step, rank.number, rank.count).backward()
         optimizer.step()
         optimizer.zero_grad()
-    has_merged = learner.leave(30.0, load_merged=True)
+    left = [learner.leave(30.0, load_merged=True), learner.leave()]
     stats = learner.stats
     optimizer.step()
-    return {"weights": weights_digest(model), "stats": stats, "has_merged": has_merged}
+    return {"weights": weights_digest(model), "stats": stats, "left": left}

@@ -205,12 +205,6 @@ def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tu
     return merged, weights_of(model)
 
 
-def merged_with_other_defaults(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
-    """As `merged_in_the_end`, in a process whose tensors are bfloat16 unless somebody says otherwise."""
-    torch.set_default_dtype(torch.bfloat16)
-    return merged_in_the_end(rank, layout, options)
-
-
 def weights_digest(weights: Weights) -> str:
     """Returns the digest of whole weights."""
     return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
@@ -255,9 +249,9 @@ def join_with_interleaved_rows(rank: Rank) -> None:
     learner_of({"rows": rows}, rank)  # type: ignore[arg-type]  # tensors by name
 
 
-def attach_fsdp1(rank: Rank, uses_orig_params: bool) -> None:
+def attach_fsdp1(rank: Rank) -> None:
     """Attaches a model of which a part is in FSDP1's own form."""
-    shard = FullyShardedDataParallel(nn.Linear(4, 4), use_orig_params=uses_orig_params, device_id=torch.device("cpu"))
+    shard = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     model = nn.Sequential(nn.Linear(4, 4), shard)
     attach(
         model, torch.optim.SGD(model.parameters()), tokens_per_step=1, target=rank.target, run="theirs",

@@ -11,8 +11,8 @@ from tests.integration.ranks import ddp_programs
 from tests.integration.ranks.ranks import run, values
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_all_ranks_have_the_same_weights_after_every_step(target: str, tmp_path: Path, count: int) -> None:
+def test_all_ranks_have_the_same_weights_after_every_step(target: str, tmp_path: Path) -> None:
+    count = 3
     ranks = values(run(tmp_path, ddp_programs.train_until_version, count, target, 3))
     assert all(rank == ranks[0] for rank in ranks[1:])
     steps, stats = ranks[0]["steps"], ranks[0]["stats"]
@@ -29,15 +29,6 @@ def test_an_island_learns_what_one_process_learns_from_the_same_batches(target: 
     for name, weights in alone.items():
         np.testing.assert_array_equal(first[name], second[name])
         np.testing.assert_allclose(first[name], weights, rtol=1e-5, atol=1e-6)
-
-
-def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_ranks(target: str, tmp_path: Path) -> None:
-    survivor, killed = run(tmp_path / "first", ddp_programs.die_at_step, 2, target, 1, 20)
-    assert killed.exit_code == -9
-    assert survivor.message
-    ranks = values(run(tmp_path / "second", ddp_programs.train_until_version, 3, target, 4, 7))
-    assert all(rank == ranks[0] for rank in ranks[1:])
-    assert ranks[0]["failure"] is None
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -86,10 +77,6 @@ def test_ranks_that_do_not_end_alike_say_how_much_is_lost(
     assert max(first["took_s"], 0) < 20.0
 
 
-def test_all_ranks_may_leave_before_the_end_of_the_context(target: str, tmp_path: Path) -> None:
-    assert values(run(tmp_path, ddp_programs.leave_inside_with, 2, target)) == [(True, True)] * 2
-
-
 def test_ranks_with_other_frozen_weights_are_refused_unless_allowed(target: str, tmp_path: Path) -> None:
     ends = run(tmp_path / "other", ddp_programs.join_with_frozen, 2, target, (1, 2), False)
     assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
@@ -108,7 +95,7 @@ def test_a_rank_without_a_learner_is_named(target: str, tmp_path: Path) -> None:
 
 
 def test_ranks_of_two_learner_ids_are_refused(target: str, tmp_path: Path) -> None:
-    ends = run(tmp_path, ddp_programs.misbehave, 2, target, "id", 1)
+    ends = run(tmp_path, ddp_programs.join_with_ids, 2, target)
     assert [end.reason for end in ends] == ["RANKS_DIFFER"] * 2
     assert "the same run and learner" in ends[1].message
 
@@ -131,5 +118,7 @@ def test_all_ranks_may_follow_their_optimizers(target: str, tmp_path: Path) -> N
     stats = first["stats"]
     assert (stats.step_count, stats.token_count, stats.unsent_step_count) == (7, 7 * 21, 0)
     assert stats.deltas_acknowledged > 0
-    assert first["has_merged"]
-    assert first["has_merged"].is_loaded is True
+    merged, again = first["left"]
+    assert merged
+    assert merged.is_loaded is True
+    assert again == merged

@@ -16,6 +16,7 @@ from tests.integration.ranks.ddp_programs import EXACT, POLICY
 from tests.integration.ranks.fsdp_programs import ALONE, TENSOR_PARALLEL, Layout, Weights
 from tests.integration.ranks.owner_programs import Faults, Sent
 from tests.integration.ranks.ranks import network, run, start, values
+from tests.support.syncer_thread import syncer
 
 OPTIONS = {"policy": replace(EXACT, delta_encoding=Encoding(Codec.INT4))}
 
@@ -37,28 +38,36 @@ def _assert_equal(ends: list[Weights], weights: Weights) -> None:
             np.testing.assert_array_equal(end[name], expected)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sent, Weights]:
+    """What one process sends, and its weights in the end."""
+    with syncer() as target:
+        (sent,), (weights,) = _send(tmp_path_factory.mktemp("alone"), target, "one", ALONE, count=1)
+    return sent, weights
+
+
 @pytest.mark.parametrize(
     ("count", "layout"),
     [(2, ALONE), (2, Layout((2,))), (3, Layout((3,))), (4, TENSOR_PARALLEL), (4, Layout((2, 2)))],
     ids=str,
 )
 def test_each_rank_sends_whole_fragments_in_the_bytes_of_one_process(
-    target: str, tmp_path: Path, count: int, layout: Layout
+    target: str, tmp_path: Path, count: int, layout: Layout, alone: tuple[Sent, Weights]
 ) -> None:
-    (alone,), (weights,) = _send(tmp_path, target, "one", ALONE, count=1)
     ranks, ends = _send(tmp_path, target, "many", layout, count=count)
     assert [len(sent.parts) for sent in ranks] == [len(range(rank, 4, count)) for rank in range(count)]
-    assert {fragment: parts for sent in ranks for fragment, parts in sent.parts.items()} == alone.parts
-    _assert_equal(ends, weights)
+    assert {fragment: parts for sent in ranks for fragment, parts in sent.parts.items()} == alone[0].parts
+    _assert_equal(ends, alone[1])
 
 
-def test_others_exchange_the_fragments_of_a_rank_that_does_not_reach_the_syncer(target: str, tmp_path: Path) -> None:
-    (alone,), (weights,) = _send(tmp_path, target, "one", ALONE, count=1)
+def test_others_exchange_the_fragments_of_a_rank_that_does_not_reach_the_syncer(
+    target: str, tmp_path: Path, alone: tuple[Sent, Weights]
+) -> None:
     ranks, ends = _send(
         tmp_path, target, "two", Layout((2,)), count=2, faults=Faults(rank=1, is_cut_off=True), connect_timeout_s=5.0
     )
-    assert [sent.parts for sent in ranks] == [alone.parts, {}]
-    _assert_equal(ends, weights)
+    assert [sent.parts for sent in ranks] == [alone[0].parts, {}]
+    _assert_equal(ends, alone[1])
 
 
 @pytest.mark.parametrize("who", [0, 1])

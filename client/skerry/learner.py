@@ -112,7 +112,7 @@ def _tensors_of(model: torch.nn.Module | Mapping[str, torch.Tensor]) -> Iterable
 
 def _leave_earlier(trained_ids: Collection[int]) -> None:
     """Has learners of the same tensors leave: as a cell of a notebook is run again, the first one is still there."""
-    for earlier in [one for one in _LEARNERS if not one.trained_ids.isdisjoint(trained_ids)]:
+    for earlier in [learner for learner in _LEARNERS if not learner.trained_ids.isdisjoint(trained_ids)]:
         _log.warning("the model has a learner already, which leaves its run", steps=earlier.stats.step_count)
         try:
             earlier.leave()
@@ -161,7 +161,9 @@ def attach(
     count_tokens = token_counter(tokens_per_step)
     reshard(model)
     inner = _unwrapped(optimizer)
-    if {id(one) for group in inner.param_groups for one in group["params"]}.isdisjoint(map(id, _tensors_of(model))):
+    if {id(weight) for group in inner.param_groups for weight in group["params"]}.isdisjoint(
+        map(id, _tensors_of(model))
+    ):
         raise ValueError(
             "the optimizer trains none of the model's parameters. Make it after the model is moved and converted, from "
             "this model's parameters()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,24 @@ from skerry.model.interface import ArrayParameters
 from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as v1
+from skerry.v1 import types_pb2
+from skerry.wire import Codec, Compressor, Encoding, FragmentLayout
+from skerry.wire.digests import tree_digest
+from skerry.wire.frames import encode_frames
 from tests.support.seeded_entropy import SeededEntropy
 from tests.support.still_clock import StillClock
+
+RAW = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
 
 
 class ScriptedTransport:
     """Answers each call by the script of its name; takes note of what was asked."""
 
     def __init__(self, **scripts: Any) -> None:
-        """A script is an iterator of answers, of lists of them for streams; an error is raised where it is met."""
+        """A script is an iterator of answers, of lists of them for streams.
+
+        An error is raised where it is met, and a function is called with what was asked.
+        """
         self._scripts = {name: iter(answers) for name, answers in scripts.items()}
         self.asked: list[tuple[str, Any]] = []
 
@@ -34,7 +43,7 @@ class ScriptedTransport:
         async def call(request: Any, *, timeout_s: float) -> Any:
             assert timeout_s > 0
             self.asked.append((name, request))
-            return _met(next(self._scripts[name]))
+            return _met(next(self._scripts[name]), request)
 
         return call
 
@@ -48,8 +57,9 @@ class ScriptedTransport:
 
     async def push_delta(self, requests: AsyncIterator[v1.PushDeltaRequest]) -> Any:
         """Takes the whole push."""
-        self.asked.append(("push_delta", [request async for request in requests]))
-        return _met(next(self._scripts["push_delta"]))
+        push = [request async for request in requests]
+        self.asked.append(("push_delta", push))
+        return _met(next(self._scripts["push_delta"]), push)
 
     async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
         """Sends what the script says of the request."""
@@ -60,10 +70,42 @@ class ScriptedTransport:
             yield _met(answer)
 
 
-def _met(answer: Any) -> Any:
+def _met(answer: Any, request: Any = None) -> Any:
     if isinstance(answer, Exception):
         raise answer
+    return answer(request) if callable(answer) else answer
+
+
+def pull_to(layout: FragmentLayout, version: int, start: Any, weights: Any) -> Callable[[Any], Iterator[Any]]:
+    """Returns the script of a download of `weights` by one update from the version before, whose weights are `start`.
+
+    Whoever asks without having that version gets the update from zeros.
+    """
+
+    def answer(request: v1.PullFragmentRequest) -> Iterator[v1.PullFragmentResponse]:
+        target = np.array(weights, np.float32)
+        update = (np.array(start, np.float32) if request.from_version >= 0 else np.zeros_like(target)) - target
+        data = b"".join(encode_frames(update, layout, RAW))
+        described = v1.PlanObject(
+            name="u", kind=v1.OBJECT_KIND_UPDATE, version=version, numel=layout.numel, size_bytes=len(data)
+        )
+        plan = v1.PullPlan(
+            from_version=request.from_version,
+            target=types_pb2.FragmentVersion(fragment=layout.name, version=version, digest=tree_digest(target)),
+            objects=[described],
+            position=10 + version,
+        )
+        yield v1.PullFragmentResponse(plan=plan)
+        yield v1.PullFragmentResponse(data=v1.PullData(data=data))
+
     return answer
+
+
+def accepted(push: Sequence[v1.PushDeltaRequest]) -> v1.PushDeltaResponse:
+    """Returns the answer that a push's delta is in the log and pending."""
+    header = push[0].header
+    fate = types_pb2.DeltaFate(fragment=header.fragment, delta_id=header.delta_id, fate=types_pb2.FATE_PENDING)
+    return v1.PushDeltaResponse(state=v1.PUSH_STATE_ACCEPTED, position=7, fate=fate)
 
 
 def quick_calls(transport: Any, **rules: Any) -> Calls:

@@ -78,10 +78,6 @@ class Ledger:
         """
         return self if self.in_flight is None else replace(self, in_flight=None, sent_until=self.in_flight_since)
 
-    def dropped(self) -> Ledger:
-        """Returns the ledger without the delta in flight, whose work stays in the model until `replaced`."""
-        return replace(self, in_flight=None)
-
     def shift(self, anchor: FlatArray, *, is_merged: bool, out: NDArray[np.float32] | None = None) -> FlatArray:
         """Returns theta' - theta, `(numel,)`: equation (4) where the delta in flight is in `anchor`, else (3).
 

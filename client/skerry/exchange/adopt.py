@@ -63,7 +63,9 @@ class PlanApplier:
             CorruptDownloadError: they are not the plan's next bytes, or are wrong.
         """
         if object_index != self.object_index or offset != self.offset or self.is_complete:
-            raise corrupt(f"bytes out of place. expected={(self.object_index, self.offset)}, at={object_index, offset}")
+            raise corrupt(
+                f"bytes out of place. expected={(self.object_index, self.offset)}, received={object_index, offset}"
+            )
         self.offset += len(data)
         described = self.plan.objects[object_index]
         if self.offset > described.size_bytes:

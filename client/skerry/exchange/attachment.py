@@ -18,9 +18,7 @@ from skerry.errors import (
     error_of,
 )
 from skerry.exchange.fragment import FragmentExchange, stats_of
-from skerry.exchange.push import earlier_delta
 from skerry.exchange.session import Session, policy_of
-from skerry.exchange.states import Idle, behind
 from skerry.runtime.logs import get_logger
 from skerry.v1 import exchange_pb2, types_pb2
 
@@ -191,20 +189,12 @@ class Attachment:
         self._on_fates(attached.pending)
         if is_first:
             for fate in attached.pending:  # deltas of an earlier session
-                self._wait_behind(fate)
+                if (fragment := self._fragments.get(fate.fragment)) is not None:
+                    fragment.wait_behind(fate)
         session.went_well()
         session.attached.set()
         self._answered.set()
         _log.info("attached", **session.facts, position=session.position)
-
-    def _wait_behind(self, fate: types_pb2.DeltaFate) -> None:
-        """Has a fragment send nothing until a delta is decided."""
-        fragment = self._fragments.get(fate.fragment)
-        if fragment is not None and isinstance(state := fragment.state, Idle):
-            step = state.contributed_step
-            delta = earlier_delta(self._session, fragment.layout, fate.delta_id, last_step=step)
-            fragment.state = behind(state, delta, fate)
-            fragment.wake()
 
     def _on_event(self, event: types_pb2.Event) -> None:
         self._session.saw(event.position)

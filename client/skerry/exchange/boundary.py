@@ -46,18 +46,13 @@ class Boundary:
         """Ends a wait in `serve`; for any thread."""
         self._has_work.set()
 
-    def work(self) -> bool:
-        """Does waiting work within the budget, at least one piece. For the training thread, at a step boundary.
-
-        Returns whether there was any.
-        """
-        has_worked = bool(self._waiting)
+    def work(self) -> None:
+        """Does waiting work within the budget, at least one piece. For the training thread, at a step boundary."""
         deadline_s = self.clock.monotonic_s() + BUDGET_S
         while self._waiting:
             self._do_next()
             if self.clock.monotonic_s() >= deadline_s:
                 break
-        return has_worked
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does work as it comes until `is_over()` or the timeout; returns `is_over()`. For the training thread."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.errors import (
     CorruptDownloadError,
@@ -25,7 +25,7 @@ from skerry.errors import (
 from skerry.exchange import states as fragment_state
 from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.push import Delta, make_delta, push, query
+from skerry.exchange.push import Delta, make_delta, push
 from skerry.exchange.session import Session
 from skerry.exchange.states import Idle, InFlight, Refused, Replacing, Sending, State
 from skerry.model.movement import Moves
@@ -33,10 +33,7 @@ from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
-# After so many refusals of the same bytes as damaged, the link is not the cause.
-_MAX_DAMAGE: Final = 3
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
-_BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
 # After any other error the exchange pauses, and goes on from its state.
 _FINAL: Final = (PoisonedError, RunClosedError, StopExchangingError)
 _NOT_FINITE: Final = "not finite"
@@ -109,6 +106,12 @@ class FragmentExchange:
             self.on_version(fate.version)
         self.wake()
         session.boundary.wake()  # so that `serve` looks whether a flush is done
+
+    def wait_behind(self, fate: types_pb2.DeltaFate) -> None:
+        """Has the fragment send nothing until a delta of an earlier session is decided."""
+        if isinstance(self.state, Idle):
+            self.state = fragment_state.behind(self.state, fate)
+            self._wake.set()
 
     def wake(self) -> None:
         """Has the fragment look at the session's state again."""
@@ -268,13 +271,13 @@ class FragmentExchange:
                 return
             ledger, taken_at_s = state.ledger, asyncio.get_running_loop().time()
 
-            def made() -> tuple[Delta, FlatArray]:
-                delta, decoded = make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
-                self._moves.check(decoded, ledger.base, step_count=delta.header.step_count)
-                return delta, decoded
+            def made() -> Delta:
+                delta = make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
+                self._moves.check(buffer, ledger.base, step_count=delta.header.step_count)
+                return delta
 
             try:
-                delta, decoded = await session.workers.run(made)
+                delta = await session.workers.run(made)
             except NonFiniteError as error:
                 raise PoisonedError(
                     "NON_FINITE",
@@ -283,7 +286,7 @@ class FragmentExchange:
                     "are finite, in PyTorch by optimizer.state.clear(), and skip steps whose gradients are not "
                     f"finite. Else training diverges: lower the learning rate. {error}",
                 ) from error
-            self.state = fragment_state.taken(state, delta, decoded, trained)
+            self.state = fragment_state.taken(state, delta, buffer, trained)
 
     async def _push(self) -> None:
         """Sends what the syncer does not have of the delta; returns once it is acknowledged."""
@@ -317,7 +320,14 @@ class FragmentExchange:
         """Asks what is known of the delta at `position` or later, and takes note of it."""
         session, state = self._session, self.state
         assert isinstance(state, Sending | InFlight)
-        response = await query(session.calls, state.delta, seen_position=position)
+        request = exchange_pb2.QueryPushRequest(
+            run=session.run,
+            run_uid=session.run_uid,
+            seen_position=position,
+            fragment=self.layout.name,
+            delta_id=state.delta.delta_id,
+        )
+        response = await session.calls.transport.query_push(request, timeout_s=session.calls.timeout_s)
         session.saw(response.position)
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self.on_fate(response.fate)
@@ -326,12 +336,8 @@ class FragmentExchange:
     def _on_push_failed(self, error: SkerryError) -> None:
         """Returns the work if the syncer said of this very delta that it is never accepted; else the bytes are kept."""
         state = self.state
-        if not isinstance(state, Sending):
-            return  # an event acknowledged it meanwhile
-        if error.reason in _BYTES_AT_FAULT:
-            self.state = state = fragment_state.damaged(state)
-        if not isinstance(error, WorkRefusedError | RefusedError) and state.damage_count < _MAX_DAMAGE:
-            return
+        if not isinstance(error, WorkRefusedError | RefusedError) or not isinstance(state, Sending):
+            return  # of the latter an event has told meanwhile that it was acknowledged
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         # The server does not know this base, so updates on it would be wrong.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -73,50 +74,36 @@ async def create_run(
     pack_layout(request)
     transport, timeout_s = calls.transport, calls.timeout_s
     draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
-    position = draft.position
-    for layout in new.plan.fragments:
-        delta = await workers.run(_encode_initial, new, draft.uid, layout, weights_of, part_size_bytes)
-        position = max(position, await _push_initial(calls, delta, position))
-    commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
 
+    def encoded(layout: FragmentLayout) -> Delta:
+        try:
+            parts = encode_parts(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
+        except NonFiniteError as error:
+            raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
+        header = exchange_pb2.PushHeader(
+            run=new.name,
+            run_uid=draft.uid,
+            learner_id=new.creator,
+            session_id=new.request_id,
+            # The same when the creation is repeated with the same request id.
+            delta_id=blake3(f"skerry.initial.v1\0{new.request_id}\0{layout.name}".encode()).hexdigest()[:32],
+            fragment=layout.name,
+            base_version=INITIAL_BASE_VERSION,
+        )
+        return Delta(header, parts)
 
-def _encode_initial(
-    new: NewRun,
-    uid: str,
-    layout: FragmentLayout,
-    weights_of: Callable[[FragmentLayout], NDArray[np.float32]],
-    part_size_bytes: int,
-) -> Delta:
-    try:
-        parts = encode_parts(encode_frames, weights_of(layout), layout, INITIAL_ENCODING, part_size_bytes)
-    except NonFiniteError as error:
-        raise PoisonedError("NON_FINITE", f"initial weights are not finite. {error}") from error
-    header = exchange_pb2.PushHeader(
-        run=new.name,
-        run_uid=uid,
-        learner_id=new.creator,
-        session_id=new.request_id,
-        delta_id=_initial_delta_id(new.request_id, layout.name),
-        fragment=layout.name,
-        base_version=INITIAL_BASE_VERSION,
-    )
-    return Delta(header, parts)
-
-
-def _initial_delta_id(request_id: str, fragment: str) -> str:
-    """Returns the same id when the creation is repeated with the same request id."""
-    return blake3(f"skerry.initial.v1\0{request_id}\0{fragment}".encode()).hexdigest()[:32]
-
-
-async def _push_initial(calls: Calls, delta: Delta, position: int) -> int:
-    async def attempt() -> exchange_pb2.PushDeltaResponse:
+    async def pushed(delta: Delta, position: int) -> int:
         response = await push(calls, delta, seen_position=position, stored=(), count_bytes=lambda _: None)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
-        return response
+        return max(position, response.position)
 
-    return (await calls.retry.call(attempt)).position
+    position = draft.position
+    for layout in new.plan.fragments:
+        delta = await workers.run(encoded, layout)
+        position = await calls.retry.call(partial(pushed, delta, position))
+    commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
+    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
 
 
 class Joining(NamedTuple):
@@ -159,7 +146,8 @@ async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
                     run=session.run,
                     others=similar_names,
                 )
-    others = [one for one in answer.learners if one.is_live and one.learner_id != session.settings.learner_id]
+    own_id = session.settings.learner_id
+    others = [learner for learner in answer.learners if learner.is_live and learner.learner_id != own_id]
     await session.workers.run(unpack_layout, answer.run)
     return answer.run, Joining(is_created, len(others))
 

@@ -28,7 +28,7 @@ from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
 from skerry.model.fragment_plan import check_same_tensors
-from skerry.model.interface import Parameters
+from skerry.model.interface import Parameters, pieces_of
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
@@ -67,8 +67,7 @@ class ExchangeLoop:
         self._boundary = boundary
         self._session = Session(calls, parameters, settings, workers=workers, entropy=entropy, boundary=boundary)
         self._joining: Joining | None = None  # of the first process of the session
-        self._layouts: tuple[FragmentLayout, ...] = ()
-        self.fragment_count = 0  # of the run, once it is joined
+        self.layouts: tuple[FragmentLayout, ...] = ()  # of the run's fragments, once it is joined
         self._fragments: dict[str, FragmentExchange] = {}
         self._attachment = Attachment(self._session, self._fragments)
         self._last_step_end_s: float | None = None
@@ -218,12 +217,9 @@ class ExchangeLoop:
 
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the weights of the versions adopted last, by tensor name."""
-        anchors = [(fragment.layout, fragment.ledger.anchor) for fragment in self._fragments.values()]
-        return {
-            tensor.name: anchor[first : first + tensor.numel].reshape(tensor.shape).copy()
-            for layout, anchor in anchors
-            for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
-        }
+        fragments = list(self._fragments.values())
+        pieces = [piece for fragment in fragments for piece in pieces_of(fragment.layout, fragment.ledger.anchor)]
+        return {name: weights.copy() for name, weights in pieces}
 
     # Joining.
 
@@ -249,11 +245,10 @@ class ExchangeLoop:
         session.saw(run.position)
         session.policy = policy_of(run.policy, Policy())
         warn_of_missing_plan(session)
-        self._layouts, _ = layouts_from_messages(run.tensors, run.fragments)
-        check_same_tensors(session.parameters.tensors, self._layouts)
-        self.fragment_count = len(self._layouts)
+        self.layouts, _ = layouts_from_messages(run.tensors, run.fragments)
+        check_same_tensors(session.parameters.tensors, self.layouts)
         await check_untrained(session, run)
-        largest_numel = max(layout.numel for layout in self._layouts)
+        largest_numel = max(layout.numel for layout in self.layouts)
         await asyncio.gather(self._load_newest(number, count), self._warm_up(largest_numel))
 
     async def connect(self) -> None:
@@ -285,8 +280,8 @@ class ExchangeLoop:
     async def _load_newest(self, number: int, count: int) -> None:
         """Loads every fragment of a share; the training thread has not started, so no step boundary is waited for."""
         session = self._session
-        starts = first_contributions(len(self._layouts), session.policy.inner_step_count)
-        loaded = await asyncio.gather(*map(self._load, self._layouts[number::count], starts[number::count]))
+        starts = first_contributions(len(self.layouts), session.policy.inner_step_count)
+        loaded = await asyncio.gather(*map(self._load, self.layouts[number::count], starts[number::count]))
         self._fragments.update((fragment.layout.name, fragment) for fragment in loaded)
 
     async def _load(self, layout: FragmentLayout, contributed_step: int) -> FragmentExchange:

@@ -56,11 +56,11 @@ class Delta:
 
 def make_delta(
     session: Session, layout: FragmentLayout, ledger: Ledger, weights: FlatArray, *, trained: Trained, taken_at_s: float
-) -> tuple[Delta, FlatArray]:
-    """Returns what is unsent at `weights` as a delta, and what its receiver will decode; for a worker.
+) -> Delta:
+    """Returns what is unsent at `weights` as a delta; for a worker.
 
-    `weights` are those after the steps of `trained`; they are written to, and become what is decoded: no other vector
-    of this size is touched, since the kernel would spend longer on its page faults than all arithmetic takes.
+    `weights` are those after the steps of `trained`. They are overwritten with what the receiver decodes: no other
+    vector of this size is touched, since the kernel would spend longer on its page faults than all arithmetic takes.
 
     Raises:
         NonFiniteError: the weights, and so the delta, are not finite.
@@ -82,19 +82,7 @@ def make_delta(
     assert ledger.in_flight is None  # so equation (2) is A - theta
     encode, encoding = session.parameters.encode, session.policy.delta_encoding
     parts = encode_parts(encode, weights, layout, encoding, session.part_size_bytes, base=ledger.base)
-    return Delta(header, parts, taken_at_s, trained.step_count), weights
-
-
-def earlier_delta(session: Session, layout: FragmentLayout, delta_id: str, *, last_step: int) -> Delta:
-    """Returns an accepted delta of an earlier session, to ask for its fate."""
-    header = v1.PushHeader(
-        run=session.settings.run,
-        run_uid=session.run_uid,
-        learner_id=session.settings.learner_id,
-        delta_id=delta_id,
-        fragment=layout.name,
-    )
-    return Delta(header, (), last_step=last_step)
+    return Delta(header, parts, taken_at_s, trained.step_count)
 
 
 def encode_parts(
@@ -185,18 +173,6 @@ async def push(
         raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
     finally:
         is_open = False
-
-
-async def query(calls: Calls, delta: Delta, *, seen_position: int) -> v1.QueryPushResponse:
-    """Asks which parts are durable, and what the delta's fate is at `seen_position` or later."""
-    request = v1.QueryPushRequest(
-        run=delta.header.run,
-        run_uid=delta.header.run_uid,
-        seen_position=seen_position,
-        fragment=delta.header.fragment,
-        delta_id=delta.delta_id,
-    )
-    return await calls.transport.query_push(request, timeout_s=calls.timeout_s)
 
 
 def part_requests(part: Part) -> Iterator[v1.PushDeltaRequest]:

@@ -5,7 +5,6 @@
     Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
     Idle           a copy of the weights was encoded                      `taken`         Sending
     Sending        a push begins                                          `tried`         Sending
-    Sending        the syncer found the bytes wrong                       `damaged`       Sending
     Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
     Sending        the syncer will never accept it                        `refused`       Refused
     Sending        the run was closed                                     `returned`      Idle
@@ -30,7 +29,7 @@ from typing import Final, TypeAlias
 
 from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.exchange.push import Delta
-from skerry.v1 import types_pb2
+from skerry.v1 import exchange_pb2, types_pb2
 
 # Fates after which a delta's work is unsent again.
 _RETURNING: Final = frozenset({types_pb2.FATE_EXPIRED, types_pb2.FATE_SUPERSEDED})
@@ -55,7 +54,6 @@ class Sending:
     delta: Delta
     contributed_step: int  # of the delta before
     was_tried: bool = False  # the syncer may have some of it, or all
-    damage_count: int = 0  # refusals of bytes that should have been right: one may be the link's fault
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,9 @@ class Replacing:
 State: TypeAlias = Idle | Sending | InFlight | Refused | Replacing
 
 
-def behind(state: Idle, delta: Delta, fate: types_pb2.DeltaFate) -> InFlight:
+def behind(state: Idle, fate: types_pb2.DeltaFate) -> InFlight:
     """The delta is an earlier session's: one of this session would supersede it, and the run would lose its work."""
+    delta = Delta(exchange_pb2.PushHeader(delta_id=fate.delta_id), (), last_step=state.contributed_step)
     return InFlight(state.ledger, delta, state.contributed_step, fate)
 
 
@@ -121,11 +120,6 @@ def taken(state: Idle, delta: Delta, decoded: FlatArray, now: Trained) -> Sendin
 def tried(state: Sending) -> Sending:
     """A push has begun."""
     return replace(state, was_tried=True)
-
-
-def damaged(state: Sending) -> Sending:
-    """The syncer found the bytes wrong."""
-    return replace(state, damage_count=state.damage_count + 1)
 
 
 def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlight:

@@ -43,7 +43,7 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     """
     facts = {"run": session.settings.run, "learner": session.settings.learner_id}
     own = await session.workers.run(session.parameters.untrained)
-    if loose := [one.name for one in own if not one.digest]:
+    if loose := [tensor.name for tensor in own if not tensor.digest]:
         _log.warning(
             "buffers, and frozen parameters that are offloaded, quantised, sparse or nested, are neither synchronised "
             "nor compared: each learner keeps its own values, and exports take them from --base",
@@ -51,16 +51,16 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
             count=len(loose),
             names=loose[:_NAMED],
         )
-    theirs = [one for one in untrained_from_messages(run.untrained) if one.digest]
+    theirs = [tensor for tensor in untrained_from_messages(run.untrained) if tensor.digest]
     if not theirs:
-        if any(one.digest for one in own):
+        if any(tensor.digest for tensor in own):
             _log.warning(
                 "the run has no record of frozen parameters: whether learners have the same is not checked", **facts
             )
         return
     differences = dict(_differences(own, theirs))
     allowed = session.settings.allow_other_frozen
-    if refused := [said for name, said in differences.items() if not may_differ(name, allowed=allowed)]:
+    if refused := [difference for name, difference in differences.items() if not may_differ(name, allowed=allowed)]:
         raise error_of(
             "FROZEN_DIFFERS",
             "the model's frozen parameters are not those that the run was created with, so its deltas would be for "
@@ -79,7 +79,7 @@ def may_differ(name: str, *, allowed: bool | Collection[str]) -> bool:
     """Returns whether a frozen parameter may have other values: `allowed` has names, or patterns as of a shell."""
     if isinstance(allowed, bool):
         return allowed
-    return any(fnmatchcase(name, one) for one in ([allowed] if isinstance(allowed, str) else allowed))
+    return any(fnmatchcase(name, pattern) for pattern in ([allowed] if isinstance(allowed, str) else allowed))
 
 
 def _counted(differences: Sequence[str], theirs: Sequence[UntrainedTensor]) -> str:
@@ -88,11 +88,11 @@ def _counted(differences: Sequence[str], theirs: Sequence[UntrainedTensor]) -> s
 
 def _differences(own: Iterable[UntrainedTensor], theirs: Iterable[UntrainedTensor]) -> Iterator[tuple[str, str]]:
     """Yields the name of each frozen parameter that differs, and in words how."""
-    here, there = ({one.name: one for one in side if one.digest} for side in (own, theirs))
-    unread = {one.name for one in own} - here.keys()  # such as parameters that were offloaded to a disk
+    here, there = ({tensor.name: tensor for tensor in side if tensor.digest} for side in (own, theirs))
+    unread = {tensor.name for tensor in own} - here.keys()  # such as parameters that were offloaded to a disk
     for name in sorted(here.keys() | there.keys() - unread):
         if name not in here or name not in there:
             yield name, f"{name} is only in the {'run' if name in there else 'model'}"
         elif here[name] != there[name]:
-            ours, run = (f"{one.dtype}{list(one.shape)}" for one in (here[name], there[name]))
+            ours, run = (f"{tensor.dtype}{list(tensor.shape)}" for tensor in (here[name], there[name]))
             yield name, f"{name} has other values" if ours == run else f"{name} is {ours} here and {run} in the run"

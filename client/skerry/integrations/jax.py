@@ -96,9 +96,9 @@ class JaxParameters(ArrayParameters):
     """
 
     def __init__(self, tree: PyTree) -> None:
-        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._arrays = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
-        if len(self._arrays) < len(found):
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._arrays = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+        if len(self._arrays) < len(leaves):
             raise ValueError("two leaves have the same path once its parts are joined by dots")
         for name, leaf in self._arrays.items():
             if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -135,14 +135,14 @@ class JaxParameters(ArrayParameters):
         leaves, structure = jax.tree_util.tree_flatten(tree)
         if structure != self._structure:
             raise ValueError(f"the parameters have another structure than those attached: {structure}")
-        found = dict(zip(self._arrays, leaves, strict=True))
+        arrays = dict(zip(self._arrays, leaves, strict=True))
         for name, kind in self._trained.items():
-            leaf = found[name]
+            leaf = arrays[name]
             if not isinstance(leaf, jax.Array) or (leaf.shape, leaf.dtype) != kind:
                 raise ValueError(
                     f"a parameter has another shape or type than when it was attached. leaf={name}, {kind=}"
                 )
-        self._arrays = found
+        self._arrays = arrays
 
     @property
     def are_donated(self) -> bool:

@@ -74,8 +74,8 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             SkerryError: as `Learner`.
         """
         # Other callbacks then put an average into the module after this one has left.
-        trainer.callbacks = [self, *(one for one in trainer.callbacks if one is not self)]
-        with _unfrozen(pl_module, any(isinstance(one, BaseFinetuning) for one in trainer.callbacks)):
+        trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
+        with _unfrozen(pl_module, any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks)):
             self._begin(trainer, pl_module)
         if self._saved and self.learner is not None:
             self.learner.load_state_dict(self._saved)
@@ -92,8 +92,8 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves before an epoch that trains nothing: it measures the averaged weights' batches for their norms."""
-        averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
-        if any(trainer.current_epoch == one.swa_end + 1 for one in averaging):
+        averaging = [callback for callback in trainer.callbacks if isinstance(callback, StochasticWeightAveraging)]
+        if any(trainer.current_epoch == callback.swa_end + 1 for callback in averaging):
             self._part.leave(load_merged=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -112,7 +112,11 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
 @contextmanager
 def _unfrozen(module: LightningModule, is_needed: bool) -> Iterator[None]:  # noqa: FBT001 - private
     """Has all floating-point parameters be trainable in the meantime, if that is needed."""
-    frozen = [one for one in module.parameters() if is_needed and one.is_floating_point() and not one.requires_grad]
+    frozen = [
+        weight
+        for weight in module.parameters()
+        if is_needed and weight.is_floating_point() and not weight.requires_grad
+    ]
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:

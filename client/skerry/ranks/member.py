@@ -139,7 +139,7 @@ class ManyRanks(SingleProcess):
         owners = [other for other, can in enumerate(island.all_gather(reaches)) if can]
         self._take_share(owners, 0)
         self._meet("join")  # by which the others hear that the learner is attached
-        fragment_count = island.tell(0, self._exchange.fragment_count)
+        fragment_count = island.tell(0, len(self._exchange.layouts))
         for number in range(1, min(len(owners), fragment_count)):
             self._take_share(owners, number)
         self._parameters.take_changed()

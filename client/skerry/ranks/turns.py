@@ -70,12 +70,11 @@ class TurnBoundary(Boundary):
             self._waiting.appendleft(self._common.popleft())
         self._turns = [rank for rank, waiting in enumerate(ranks) if waiting.has_work or is_common]
 
-    def work(self) -> bool:
-        """Does waiting work in this rank's turn, and takes part in the other ranks'; returns whether there were any."""
+    def work(self) -> None:
+        """Does waiting work in this rank's turn, and takes part in the other ranks'."""
         turns, self._turns = self._turns, []
         for rank in turns:
             self.turn(rank, super().work)
-        return bool(turns)
 
     def turn(self, rank: int, work: Callable[[], R]) -> R | None:
         """Does work on the weights if it is this rank's turn, which is returned; else takes part in the rank's."""

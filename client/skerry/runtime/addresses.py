@@ -50,12 +50,12 @@ def split_targets(targets: str) -> tuple[str, ...]:
     Raises:
         ValueError: one of them is empty, or is no address.
     """
-    found = tuple(target.strip() for target in targets.split(","))
-    if not all(found):
+    stripped = tuple(target.strip() for target in targets.split(","))
+    if not all(stripped):
         raise ValueError(f"a target is empty; write host:port, or several separated by commas. target={targets!r}")
-    for target in found:
+    for target in stripped:
         client_address(target)
-    return found
+    return stripped
 
 
 def check_free(address: Address) -> None:
@@ -64,22 +64,21 @@ def check_free(address: Address) -> None:
     Raises:
         OSError: it can't: the port is taken or reserved, or the address is not this machine's.
     """
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, place = found[0]
+    family, _, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     socket.create_server(place, family=family).close()
 
 
-def _parsed(given: str, text: str, *, lowest_port: int) -> Address:
+def _parsed(address: str, text: str, *, lowest_port: int) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or not host or text.endswith("]"):
-        raise ValueError(f"use HOST:PORT, for example 127.0.0.1:50051. address={given[:100]!r}")
+        raise ValueError(f"use HOST:PORT, for example 127.0.0.1:50051. address={address[:100]!r}")
     # Not isdecimal alone, which other scripts' digits pass; int() is slow for very many digits.
     if not (port.isascii() and port.isdecimal() and lowest_port <= int(port[:6]) <= _HIGHEST_PORT and len(port) <= 5):
-        raise ValueError(f"use HOST:PORT with a port from {lowest_port} to {_HIGHEST_PORT}. address={given[:100]!r}")
+        raise ValueError(f"use HOST:PORT with a port from {lowest_port} to {_HIGHEST_PORT}. address={address[:100]!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not _is_host(bare, is_bracketed=bare != host):
         raise ValueError(
-            f"this is no host: use a name, an IPv4 address, or an IPv6 address in brackets. address={given[:100]!r}"
+            f"this is no host: use a name, an IPv4 address, or an IPv6 address in brackets. address={address[:100]!r}"
         )
     return Address(bare, int(port))
 

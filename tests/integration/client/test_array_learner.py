@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,13 @@ from skerry import (
     Policy,
     RefusedError,
     RunClosedError,
-    RunNotFoundError,
     RunsClient,
     Tls,
     TryAgainError,
     attach,
 )
-from skerry.exchange import loop
 from skerry.net.loop_thread import LoopThread
-from skerry.wire.policy import OuterOptimizer, OuterSchedule
-from tests.support.heard_logs import heard_logs, logs_told_to
+from tests.support.heard_logs import heard_logs
 from tests.support.quadratic import QUICK, Quadratic, train_until
 from tests.support.serve_process import ServeProcess
 
@@ -100,8 +96,7 @@ def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
         *((name, value) for name in ("inner_step_count", "quorum_count") for value in ("5", None, True, 2.0, 0, -1)),
         *((name, value) for name in ("grace_factor", "lease_term_s") for value in ("x", True, -1, float("nan"), 1e300)),
         *(("delay_step_count", value) for value in ("x", -1, 1.5)),
-        *(("outer", value) for value in (None, {"learning_rate": 1}, OuterOptimizer(momentum=float("nan")))),
-        ("outer", OuterOptimizer(schedule="x")),  # type: ignore[arg-type]  # which is wrong
+        *(("outer", value) for value in (None, {"learning_rate": 1})),
         *(("merge", value) for value in ("x", None)),
         *(("merge_by_fragment", value) for value in (5, {"a": "x"})),
         *((name, value) for name in ("delta_encoding", "update_encoding") for value in ("int4", None)),
@@ -113,14 +108,6 @@ def test_a_policy_says_which_field_can_not_be_right(name: str, value: Any) -> No
     with pytest.raises(ValueError, match=f"field={name}") as caught:
         Policy(**{name: value})
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("tokens", [-5, 0, 1.5, True, None, "8", float("nan")])
-def test_tokens_of_a_step_that_can_not_be_right_are_refused_before_anything_is_done(tokens: Any) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="tokens_per_step"):
-        attach(model, optimizer, tokens_per_step=tokens, target="127.0.0.1:1", run="fit", learner_id="us")
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
@@ -157,54 +144,6 @@ def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(ta
         assert len(client.get_run("moe").run.tensors) == len(client.list_runs()[0].tensors) == 44_544
 
 
-def test_a_run_is_created_with_the_steps_that_are_planned_for_it(target: str) -> None:
-    arrays = Quadratic().arrays
-    options: dict[str, Any] = {"target": target, "learner_id": "a", "create": True, "policy": QUICK}
-    ArrayLearner(arrays, run="planned", planned_step_count=5000, **options).close()
-    ArrayLearner(arrays, run="endless", **options).close()
-    with RunsClient(target) as client:
-        planned, endless = (client.get_policy(run) for run in ("planned", "endless"))
-    assert planned.planned_step_count == 5000
-    assert endless.planned_step_count == 0
-    assert replace(planned, planned_step_count=0) == endless
-
-
-CONSTANT = OuterOptimizer(schedule=OuterSchedule.CONSTANT)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        ({"planned_step_count": 5000}, {}, []),
-        ({"planned_step_count": 5000}, {"planned_step_count": 5000}, []),
-        ({"planned_step_count": 5000}, {"planned_step_count": 600}, []),
-        ({}, {"planned_step_count": 600}, ["has no planned length"]),
-        ({"policy": Policy(outer=CONSTANT)}, {"planned_step_count": 600}, []),
-    ],
-)
-def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
-    target: str, first: dict[str, Any], second: dict[str, Any], said: list[str]
-) -> None:
-    with heard_logs() as lines:
-        for learner, options in (("a", first), ("b", second)):
-            arrays = Quadratic().arrays
-            ArrayLearner(arrays, target=target, run="fit", learner_id=learner, create=True, **options).close()
-    warned = [line["event"] for line in lines if line["log_level"] == "warning"]
-    assert len(warned) == len(said)
-    for what, event in zip(said, warned, strict=True):
-        assert what in event
-        assert "skerry runs policy fit --set planned_step_count=600" in event
-
-
-def test_a_learner_that_joins_late_starts_from_the_newest_weights(target: str) -> None:
-    problem, late = Quadratic(), Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 6)
-        with ArrayLearner(late.arrays, target=target, run="fit", learner_id="late") as joined:
-            assert min(joined.stats.versions.values()) >= 6
-            assert late.loss < 0.8 * Quadratic().loss
-
-
 def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) -> None:
     problem = Quadratic()
     problem.arrays = {name: array.astype(np.float16) for name, array in problem.arrays.items()}
@@ -216,11 +155,6 @@ def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) ->
         assert learner.flush(30)
         assert learner.stats.versions == versions
     assert problem.loss < Quadratic().loss
-
-
-def test_a_run_that_does_not_exist_is_not_waited_for(target: str) -> None:
-    with pytest.raises(RunNotFoundError):
-        ArrayLearner(Quadratic().arrays, target=target, run="nobody", learner_id="a")
 
 
 def test_other_shapes_are_refused_by_name(target: str) -> None:
@@ -254,23 +188,6 @@ def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> 
         assert older.flush(30)
 
 
-def test_a_learner_that_was_stopped_is_not_attached_from_the_moment_that_it_says_why(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A training thread may look while the exchange is still busy telling."""
-    problem = Quadratic()
-    seen: list[tuple[bool, bool]] = []
-
-    def look(line: dict[str, Any]) -> None:
-        if "exchange stopped" in line["event"]:
-            seen.append((older.failure is not None, older.stats.is_attached))
-
-    older = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK)
-    with logs_told_to(look), older, ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="a"):
-        train_until([(problem, older)], lambda: bool(seen))
-    assert seen == [(True, False)]
-
-
 def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
     problem = Quadratic()
     with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
@@ -281,18 +198,6 @@ def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
         assert learner.flush(30)
         with pytest.raises(RunClosedError):
             ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b")
-
-
-def test_poisoned_weights_are_put_back_and_training_goes_on(target: str) -> None:
-    problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 2)
-        for array in problem.arrays.values():
-            array[0] = np.nan
-        train_until([(problem, learner)], lambda: all(np.isfinite(array).all() for array in problem.arrays.values()))
-        versions = dict(learner.stats.versions)
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) > max(versions.values()))
-    assert np.isfinite(problem.loss)
 
 
 def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_later(tmp_path: Path) -> None:
@@ -441,18 +346,6 @@ def test_learners_without_a_name_have_one_each_and_keep_it(
         assert learner_ids() == [first]
         with attached():
             assert learner_ids() == both
-
-
-def test_a_learner_that_was_stopped_says_so_again_and_again(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_REMINDER_S", 0.0)
-    problem = Quadratic()
-    options: dict[str, Any] = {"target": target, "run": "fit", "learner_id": "us", "create": True}
-    with ArrayLearner(problem.arrays, **options) as first, ArrayLearner(Quadratic().arrays, **options):
-        train_until([(problem, first)], lambda: first.failure is not None)
-        with heard_logs() as logs:
-            for _ in range(3):
-                first.step(tokens=8, loss=problem.descend())
-    assert [line["reason"] for line in logs if line["log_level"] == "error"] == ["SESSION_FENCED"] * 3
 
 
 def test_what_is_no_policy_and_no_array_is_refused_with_what_to_give(target: str) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +32,13 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def test_accumulated_batches_schedulers_and_skipped_steps_need_no_line_of_their_own(target: str) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_accumulated_batches_schedulers_and_skipped_steps_need_no_line_of_their_own(
+    target: str, *, fused: bool
+) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     before = model(torch.ones(1, 4)).square().mean().item()
@@ -55,85 +57,6 @@ def test_accumulated_batches_schedulers_and_skipped_steps_need_no_line_of_their_
     assert learner.stats.deltas_acknowledged > 0
     assert learner.stats.unsent_step_count == 0
     assert model(torch.ones(1, 4)).square().mean().item() < before
-
-
-def test_tokens_may_differ_from_step_to_step(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    counts = iter([5, 7])
-    with attach(model, optimizer, tokens_per_step=lambda: next(counts), **_made(target)) as learner:
-        _step(model, optimizer)
-        _step(model, optimizer)
-    assert learner.stats.token_count == 12
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_a_scaler_skips_is_none_for_any_optimizer(target: str, *, fused: bool) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with attach(model, optimizer, tokens_per_step=16, **_made(target)) as learner:
-        for number in range(10):
-            loss = model(torch.randn(8, 4)).square().mean() * (float("inf") if number % 2 else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-    assert (learner.stats.step_count, learner.stats.token_count) == (5, 5 * 16)
-
-
-MASK = torch.tensor([True, False, True])
-TOKENS: dict[str, tuple[Any, int | None]] = {
-    "a sum of a mask": (MASK.sum(), 2),
-    "a sum of floats": (MASK.float().sum(), 2),
-    "an element": (MASK.sum()[None], 2),
-    "a float": (2.0, 2),
-    "NumPy's": (np.int32(2), 2),
-    "NumPy's float": (np.float32(2), 2),
-    "a mean": (MASK.float().mean(), None),
-    "a mean of NumPy": (np.mean([1, 2]), None),
-    "NaN": (float("nan"), None),
-    "infinity": (float("inf"), None),
-    "nothing": (0, None),
-    "less": (-1, None),
-    "a mask": (MASK, None),
-    "a text": ("2", None),
-    "none": (None, None),
-    "a truth": (MASK.any(), None),
-    "too many": (2**70, None),
-}
-
-
-@pytest.mark.parametrize("kind", TOKENS)
-@pytest.mark.parametrize("way", ["step", "tokens_per_step", "a function"])
-def test_tokens_are_taken_as_a_whole_number_or_refused_at_the_call(target: str, kind: str, way: str) -> None:
-    given, count = TOKENS[kind]
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learners = ExitStack()
-
-    def train() -> Learner | None:
-        if way == "step":
-            learner = learners.enter_context(Learner(model, **_made(target)))
-            for _ in range(4):
-                learner.step(given)
-        else:
-            tokens = given if way == "tokens_per_step" else lambda: given
-            learner = learners.enter_context(attach(model, optimizer, tokens_per_step=tokens, **_made(target)))
-            for _ in range(4):
-                _step(model, optimizer)
-        return learner
-
-    with learners:
-        if count is None:
-            with pytest.raises((TypeError, ValueError, RuntimeError)):
-                train()
-        else:
-            learner = train()
-            assert learner is not None
-            assert learner.stats.token_count == 4 * count
-            assert learner.flush(30.0)
-            assert learner.failure is None
 
 
 def _compiled_step(model: nn.Module, optimizer: torch.optim.Optimizer, learner: Learner) -> Callable[[], object]:
@@ -309,18 +232,6 @@ def test_work_that_was_not_merged_stays_in_the_model() -> None:
     assert not np.array_equal(learner.merged_weights()["weight"], own.numpy())
 
 
-def test_a_stopped_learner_keeps_its_own_weights(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
-    with ArrayLearner(learner.merged_weights(), target=target, run="mine", learner_id="us"):  # fences the first one
-        while learner.failure is None:
-            _step(model, optimizer)
-        own = model.weight.detach().clone()
-        assert not learner.leave(1.0, load_merged=True)
-    assert torch.equal(own, model.weight)
-
-
 def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
     target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,14 +244,6 @@ def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
             "skerry: created the run run=gpt learner=us version=0 others=0",
             "skerry: joined the run run=gpt learner=eu version=0 others=1",
         ]
-
-
-def test_a_new_run_whose_name_resembles_another_says_so(target: str) -> None:
-    arrays = {"weight": np.zeros((4, 4), np.float32)}
-    for run, warned in (("gpt", []), ("gtp", ["gpt"]), ("python", [])):
-        with heard_logs() as logs, ArrayLearner(arrays, target=target, run=run, learner_id="us", create=True):
-            pass
-        assert [line["others"] for line in logs if "similar names" in line["event"]] == warned
 
 
 @pytest.mark.long

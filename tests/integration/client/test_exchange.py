@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -205,21 +205,3 @@ async def test_no_defect_ends_the_exchange_silently(
         assert world.exchange.view.stats.problem is failure
         assert not world.exchange.view.stats.is_attached
         world.exchange.step(8)  # training goes on
-
-
-@pytest.mark.parametrize(("error", "reason"), [(TypeError("no"), "DEFECT"), (KeyboardInterrupt("no"), "INTERRUPTED")])
-@pytest.mark.parametrize("method", ["snapshot", "add"])
-async def test_what_fails_on_the_training_thread_is_said_too(
-    target: str, method: str, error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise error
-
-    async with training(target, Faults()) as world:
-        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 2)
-        monkeypatch.setattr(world.parameters, method, lambda *_: fail)
-        while world.exchange.view.failure is None:
-            with suppress(KeyboardInterrupt):  # as a notebook's user does, who goes on with the next cell
-                await world.train_until(lambda: world.exchange.view.failure is not None)
-        assert world.exchange.view.failure.reason == reason
-        assert world.exchange.view.stats.problem is world.exchange.view.failure

@@ -211,17 +211,6 @@ def test_what_is_quarantined_is_counted_told_once_and_seen_by_observers(undecide
     assert (status.report.problem, status.report.dropped_step_count) == ("QUARANTINED", stats.dropped_step_count)
 
 
-def test_what_expires_is_counted_and_sent_again(undecided: _Undecided) -> None:
-    learner, fragments = undecided.learner, len(undecided.learner.stats.versions)
-    undecided.decide(entries.Fate.EXPIRED, "staler than the policy allows. rounds=9")
-    undecided.wait(lambda stats: stats.deltas_acknowledged == 2 * fragments)
-    assert learner.stats.causes == {"expired: staler than the policy allows": fragments}
-    assert learner.stats.deltas_returned == fragments
-    assert learner.stats.dropped_step_count == 0
-    assert learner.stats.problem is not None
-    assert learner.stats.problem.reason == "EXPIRED"
-
-
 def test_a_learner_that_leaves_says_what_became_of_its_last_work(target: str) -> None:
     problem = Quadratic()
     learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK)
@@ -231,20 +220,15 @@ def test_a_learner_that_leaves_says_what_became_of_its_last_work(target: str) ->
     assert work
     assert (work.merged_step_count, work.pending_step_count, work.unsent_step_count) == (3, 0, 0)
     assert learner.leave() == work
+    with RunsClient(target) as client:
+        (status,) = client.get_run("fit").learners
+    assert (status.is_live, status.has_left, status.report.step_count) == (False, True, 3)
 
 
 def test_work_that_the_run_has_not_decided_is_pending_and_counts_as_there(undecided: _Undecided) -> None:
     work = undecided.learner.leave(0.2)
     assert work
     assert (work.merged_step_count, work.pending_step_count) == (0, 4)
-
-
-def test_leaving_with_work_that_is_dropped_is_false_and_says_why(undecided: _Undecided) -> None:
-    undecided.decide(entries.Fate.QUARANTINED, "norm is an outlier. ratio=168.4")
-    work = undecided.learner.leave()
-    assert not work
-    assert work.dropped_step_count == 4
-    assert work.because == "quarantined: norm is an outlier"
 
 
 def test_leaving_a_syncer_that_is_away_says_how_many_steps_are_unsent() -> None:
@@ -270,15 +254,3 @@ def test_what_was_flushed_is_merged_though_the_learner_closes_at_once(target: st
     with RunsClient(target) as client:
         while not all(version.version for version in client.get_run("fit").run.versions):
             assert time.monotonic() < deadline_s, "a delta of fewer than H steps waits for the run's end"
-
-
-def test_a_learner_that_has_left_is_finished_with_all_its_steps(target: str) -> None:
-    problem = Quadratic()
-    learner = ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK)
-    for _ in range(7):
-        learner.step(tokens=8, loss=problem.descend())
-    learner.leave()
-    with RunsClient(target) as client:
-        (status,) = client.get_run("fit").learners
-    assert status.report is not None
-    assert (status.is_live, status.has_left, status.report.step_count) == (False, True, 7)

@@ -11,9 +11,7 @@ import sys
 
 import pytest
 
-from skerry import ArrayLearner
 from skerry.runtime.logs import get_logger, log_to_stderr
-from tests.support.quadratic import Quadratic
 
 _LOG = get_logger("skerry.exchange.session")
 
@@ -33,12 +31,6 @@ def test_records_have_message_parts_and_the_place_of_the_call(caplog: pytest.Log
 def test_a_percent_sign_is_text(caplog: pytest.LogCaptureFixture) -> None:
     _LOG.warning("used 100 %s", of="50 %d")
     assert caplog.messages == ['used 100 %s of="50 %d"']
-
-
-def test_a_learner_logs_there(target: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "skerry")
-    ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", create=True).close()
-    assert {"skerry.exchange.loop", "skerry.exchange.attachment"} <= {record.name for record in caplog.records}
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from skerry import ArrayLearner
 from skerry.runtime import vectors
 from skerry.runtime.vectors import vector
-from tests.support.quadratic import QUICK
 
 NUMEL = 2**17
 
@@ -31,10 +26,6 @@ def nothing_is_kept() -> Iterator[None]:
 
 def address(array: NDArray[np.float32]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def held_vectors() -> int:
-    return sum(type(one) is vectors._Lease for one in gc.get_objects())
 
 
 def test_memory_is_used_again_once_no_view_refers_to_it() -> None:
@@ -61,27 +52,3 @@ def test_few_vectors_are_kept() -> None:
     held = [vector(NUMEL) for _ in range(2 * vectors._MOST_KEPT)]
     held.clear()
     assert len(vectors._kept) == vectors._MOST_KEPT
-
-
-def test_between_adoptions_a_learner_holds_an_anchor_and_a_delta_of_each_fragment(target: str) -> None:
-    fragments = 3
-    arrays = {f"matrix{number}": np.ones((256, NUMEL // 256), np.float32) for number in range(fragments)}
-    policy = replace(QUICK, inner_step_count=64)  # more than the steps after the flush
-    noise, before = np.random.default_rng(0), held_vectors()
-    options: dict[str, Any] = {
-        "target": target,
-        "run": "fit",
-        "create": True,
-        "policy": policy,
-        "fragment_count": fragments,
-    }
-    with ArrayLearner(arrays, learner_id="a", **options) as learner:
-        while min(learner.stats.versions.values()) < 4:
-            for array in arrays.values():
-                np.add(array, noise.normal(0, 0.01, array.shape), out=array, casting="same_kind")
-            learner.step(tokens=1)
-        assert learner.flush(30)
-        for _ in range(QUICK.inner_step_count, policy.inner_step_count):  # what was merged last is adopted
-            learner.step(tokens=1)
-            time.sleep(0.02)
-        assert fragments <= held_vectors() - before <= 2 * fragments

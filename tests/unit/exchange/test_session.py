@@ -1,0 +1,106 @@
+"""What a learner says of its exchange: each failure once, each cause of lost work once and then with a count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skerry.errors import PoisonedError, RefusedError, RunNotFoundError, SkerryError, StopExchangingError, error_of
+from skerry.exchange.session import Session
+from skerry.wire import FragmentLayout, TensorSpec
+from tests.support.heard_logs import heard_logs
+from tests.support.scripted_transport import ScriptedTransport, quick_calls, scripted_session
+
+LAYOUT, OTHER = (FragmentLayout(name, (TensorSpec(name, (2,)),)) for name in ("f", "g"))
+UNREACHABLE = error_of("UNREACHABLE", "no link")
+QUARANTINED = PoisonedError("QUARANTINED", "norm is an outlier")
+
+
+def session_of(**scripts: Any) -> Session:
+    return scripted_session(quick_calls(ScriptedTransport(**scripts)), {"w": np.zeros(2, np.float32)})
+
+
+async def test_a_failure_is_told_once_until_a_delta_is_acknowledged() -> None:
+    session = session_of()
+    with heard_logs() as logs:
+        for error in (UNREACHABLE, error_of("TIMEOUT", "slow"), UNREACHABLE):
+            session.note_failure(error)
+        session.acknowledged(LAYOUT)
+        session.note_failure(UNREACHABLE)
+        assert session.problem is UNREACHABLE
+    assert [line["reason"] for line in logs] == ["UNREACHABLE", "TIMEOUT", "UNREACHABLE"]
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "advice"),
+    [
+        (UNREACHABLE, "warning", "no link"),
+        (RefusedError("TOO_LARGE", "too large"), "error", "too large"),
+        (RunNotFoundError("RUN_NOT_FOUND", "no such run"), "error", "store is mounted"),
+    ],
+)
+async def test_what_needs_a_person_is_an_error(error: SkerryError, level: str, advice: str) -> None:
+    session = session_of()
+    with heard_logs() as logs:
+        session.note_failure(error)
+    (line,) = logs
+    assert (line["log_level"], line["reason"], line["run"], line["learner"]) == (level, error.reason, "fit", "us")
+    assert advice in line["because"]
+    assert session.problem is not None
+    assert advice in str(session.problem)
+
+
+async def test_deltas_that_are_not_merged_are_counted_by_cause_and_told_once_and_then_with_their_count() -> None:
+    session = session_of()
+    with heard_logs() as logs:
+        for layout in (LAYOUT, OTHER, LAYOUT):
+            session.not_merged(layout, "quarantined: norm", QUARANTINED, is_lost=True)
+        session.not_merged(LAYOUT, "refused: BASE_STALE", error_of("BASE_STALE", "old"), is_lost=False)
+        session.remind_of_causes()
+        session.remind_of_causes()
+    assert [(line["log_level"], line["cause"], line.get("deltas")) for line in logs] == [
+        ("error", "quarantined: norm", None),
+        ("warning", "refused: BASE_STALE", None),
+        ("warning", "quarantined: norm", 3),
+    ]
+    assert session.tally.causes == {"quarantined: norm": 3, "refused: BASE_STALE": 1}
+    assert (session.tally.deltas_dropped, session.tally.deltas_returned) == (3, 1)
+
+
+async def test_a_fragment_that_is_not_merged_is_the_problem_though_another_is_acknowledged() -> None:
+    session = session_of()
+    session.not_merged(LAYOUT, "quarantined", QUARANTINED, is_lost=True)
+    session.acknowledged(OTHER)
+    assert session.standing_problem is QUARANTINED
+
+
+async def test_the_first_reason_to_stop_stands_and_a_defect_is_one() -> None:
+    session = session_of()
+    with heard_logs() as logs:
+        session.fail(ExceptionGroup("of tasks", [TypeError("a defect")]))
+        failure = session.failure
+        session.stop(StopExchangingError("SESSION_FENCED", "a newer one"))
+    assert failure is not None
+    assert session.failure is session.problem is failure
+    assert (failure.reason, session.is_over) == ("DEFECT", True)
+    assert "TypeError('a defect')" in str(failure)
+    assert [line["event"] for line in logs] == ["the exchange has a defect", "exchange stopped, training goes on alone"]
+
+
+async def test_a_call_is_repeated_until_the_syncer_answers_which_is_told_once() -> None:
+    session = session_of(get_run=[UNREACHABLE] * 8 + ["run"])
+    with heard_logs() as logs:
+        answer: Any = await session.until_connected(
+            lambda: session.calls.transport.get_run(None, timeout_s=1.0)  # type: ignore[arg-type]  # of a script
+        )
+    assert answer == "run"
+    assert [line["event"] for line in logs] == ["no syncer answers yet, trying again"]
+
+
+async def test_changed_fragments_are_taken_once() -> None:
+    session = session_of()
+    session.changed += ["f", "g", "f"]
+    assert session.take_changed() == ("f", "g")
+    assert session.take_changed() == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -26,10 +25,7 @@ _LINES: Final = [line.partition("  #")[0].strip() for line in QUICKSTART.splitli
 SERVE_LINE: Final = next(line for line in _LINES if line.startswith("skerry serve"))
 LEARN_LINES: Final = [line for line in _LINES if line.startswith("skerry learn")]
 BUILD_LINE: Final = "pip install build && python -m build"
-GPU_LINE: Final = 'pip install "$(ls dist/skerry-*.whl)[torch]"'
-_CPUS: Final = re.search(r"--extra-index-url \S+", QUICKSTART)
-assert _CPUS is not None
-CPU_LINE: Final = f"{GPU_LINE} {_CPUS[0]}"
+INSTALL_LINE: Final = 'pip install "$(ls dist/skerry-*.whl)[torch]"'
 
 
 class Environment:

@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.e2e.fresh import CPU_LINE, Environment, need_small_torch, newest, served
+from tests.e2e.fresh import INSTALL_LINE, Environment, need_small_torch, newest, served
 from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -54,9 +54,9 @@ def everything(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.copytree(built, folder / "dist", ignore=shutil.ignore_patterns("*.tar.gz"))
     shutil.copytree(ROOT / "examples", folder / "examples")
     found.variables["PIP_NO_COMPILE"] = "1"  # most of it is never imported
-    need_small_torch(found, CPU_LINE)
+    need_small_torch(found, INSTALL_LINE)
     beside = " ".join(chain.from_iterable(BESIDE.values()))
-    found.shell(f"{CPU_LINE.replace('[torch]', '[' + ','.join(EXTRAS) + ']')} {beside}")
+    found.shell(f"{INSTALL_LINE.replace('[torch]', '[' + ','.join(EXTRAS) + ']')} {beside}")
     with served(found):
         yield found
 

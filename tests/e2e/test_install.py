@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.fresh import CPU_LINE, GPU_LINE, LEARN_LINES, Environment, need_small_torch, newest, served
+from tests.e2e.fresh import INSTALL_LINE, LEARN_LINES, Environment, need_small_torch, newest, served
 from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -54,7 +54,7 @@ def environment(request: pytest.FixtureRequest, built: Path, python: Path, tmp_p
 
 
 def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
-    environment.shell(environment.install_line(GPU_LINE).replace("[torch]", ""))
+    environment.shell(environment.install_line(INSTALL_LINE).replace("[torch]", ""))
     assert "torch" not in environment.shell("pip list --format freeze")
     with served(environment):
         shutil.copytree(ROOT / "examples", environment.folder / "examples")
@@ -65,11 +65,10 @@ def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
 def test_from_pip_install_to_the_first_merged_version(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Each line once on each Python: they differ in where torch is from, not in what is built.
     is_wheel = any(environment.folder.glob("dist/*.whl"))
     if not is_wheel and not _EVERY:
         pytest.skip(_NOT_ALL)
-    line = environment.install_line(CPU_LINE if is_wheel else GPU_LINE)
+    line = environment.install_line(INSTALL_LINE)
     need_small_torch(environment, line)
     begun_s = time.monotonic()
     environment.shell(line)

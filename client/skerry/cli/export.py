@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from skerry import RunsClient
-from skerry.cli.adapters import write_adapter
+from skerry.cli.adapters import adapter_keys
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.files import replacing
@@ -142,26 +142,28 @@ def export(
     else:
         source = _downloaded(client, run, uid, position)
     with source as (shown, pull, is_cut):
-        trained = {tensor.name for tensor in shown.tensors}
-        base = BaseModel(untrained_from_messages(shown.untrained), trained, base_paths)
+        keys = {tensor.name: tensor.name for tensor in shown.tensors}  # the tensors' names in the file
+        if is_adapter:
+            assert like is not None
+            base_paths = (like / out_path.name,)
+            shapes = {tensor.name: tuple(tensor.shape) for tensor in shown.tensors}
+            try:
+                keys = adapter_keys(shapes, base_paths[0])
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--format peft") from error
+        untrained = () if is_adapter else untrained_from_messages(shown.untrained)
+        base = BaseModel(untrained, keys.values(), base_paths)
         if file_format == "hf" and base.missing:  # from_pretrained would fill in what is missing at random
             raise click.UsageError(next(base.remarks()))
-        _write(shown, pull, out_path, dtype, base)
+        _write(shown, pull, out_path, dtype, base=base, keys=keys)
     versions = {version.fragment: version.version for version in shown.versions}
-    said: dict[str, Any] = {"path": str(out_path), "position": shown.position, "versions": versions}
-    if is_adapter:
-        try:
-            assert like is not None
-            write_adapter(out_path, like / out_path.name)
-        except ValueError as error:
-            out_path.unlink()
-            raise click.BadParameter(str(error), param_hint="--format peft") from error
-    else:
+    report: dict[str, Any] = {"path": str(out_path), "position": shown.position, "versions": versions}
+    if not is_adapter:
         for remark in base.remarks():
             click.echo(f"warning: {remark}", err=True)
-        said |= {"missing": base.missing, "other": base.other}
+        report |= {"missing": base.missing, "other": base.other}
     listed = ", ".join(f"{fragment} {version}" for fragment, version in versions.items())
-    click.echo(json.dumps(said) if is_json else f"wrote {out_path}: position {shown.position}, versions {listed}")
+    click.echo(json.dumps(report) if is_json else f"wrote {out_path}: position {shown.position}, versions {listed}")
     sys.exit(is_cut)
 
 
@@ -176,11 +178,11 @@ def _downloaded(
     yield run, lambda progress: client.pull(run, progress=progress), False
 
 
-def _write(run: Run, pull: Any, path: Path, dtype: str, base: BaseModel) -> None:
+def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys: Mapping[str, str]) -> None:
     before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
     own = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in run.tensors}
     header, dtypes = checkpoint_header(
-        {name: own[name] for fragment in run.fragments for name in fragment.tensors},
+        {keys[name]: own[name] for fragment in run.fragments for name in fragment.tensors},
         before={name: one.place for name, one in before.items()},
         behind={name: one.place for name, one in behind.items()},
         dtype=dtype,
@@ -194,7 +196,7 @@ def _write(run: Run, pull: Any, path: Path, dtype: str, base: BaseModel) -> None
             file.write(header)
             file.writelines(piece for name in before for piece in base.pieces(name))
             for name, values in pull(progress):
-                for piece in tensor_bytes(values, dtypes[name]):
+                for piece in tensor_bytes(values, dtypes[keys[name]]):
                     file.write(piece)
                 del values  # and with it its fragment, while the next is received
             file.writelines(piece for name in behind for piece in base.pieces(name))

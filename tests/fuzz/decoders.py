@@ -44,8 +44,7 @@ from skerry_syncer.store import store
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log.entries import Entry, RunSpec
 from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.horizon import oldest_versions
-from skerry_syncer.store.log.retention import Retention, kept_names
+from skerry_syncer.store.log.retention import kept_names, oldest_versions
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.versions.blobs import Blobs
@@ -221,7 +220,7 @@ def _apply_step(data: bytes) -> object:
         raise LogCorruptError("no such position")
     state = state_from_bytes(golden.states[entry.position - 1], golden.spec)
     apply_entry(state, entry, data)
-    kept_names(state, Retention.of(state.policy))
+    kept_names(state, state.policy)
     oldest_versions(state)
     return state_to_bytes(state)
 

@@ -36,7 +36,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, RunState
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.blobs import Blobs, frame_batches
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.collected import Collections, with_deleted

@@ -7,7 +7,7 @@ from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch

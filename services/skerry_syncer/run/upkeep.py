@@ -7,6 +7,7 @@ meanwhile, and it admits no collection of objects that rebuilding the newest ver
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from skerry.runtime.clock import Clock
@@ -17,9 +18,8 @@ from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
-from skerry_syncer.store.log.retention import Retention
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.maintenance.collect import Why, collect
+from skerry_syncer.store.maintenance.collecting import Why, collect, plan_collection
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
@@ -53,8 +53,8 @@ def _may_collect(log: RunLog) -> bool:
 
 async def _collect(run: Run) -> None:
     log, is_full = run.log, run.blobs.is_full
-    now_unix_s = await store_unix_s(log.objects, log.entropy)
-    went = await collect(log, Retention.of(log.state.policy), now_unix_s=now_unix_s)
+    before = await store_unix_s(log.objects, log.entropy) - _LITTER_AGE_S
+    went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
     run.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
     if is_full and not went.victims:
@@ -71,8 +71,7 @@ async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Aw
     Raises:
         StoreError: the store can't be read.
     """
-    now_unix_s = await store_unix_s(store.objects, entropy)
-    before = now_unix_s - _LITTER_AGE_S
+    before = await store_unix_s(store.objects, entropy) - _LITTER_AGE_S
     for name in await store.objects.folders("runs"):
         try:
             for draft in await nameless_runs(store, name, modified_before_unix_s=before):
@@ -84,16 +83,17 @@ async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Aw
         try:
             log = await open_log(name, uid)
             if _may_collect(log):
-                await _collect_litter(log, now_unix_s)
+                await _collect_litter(log, before)
         except (StoreError, SyncerError) as error:
             _LOG.warning("litter of a run could not be collected", run=name, uid=uid, cause=str(error))
 
 
-async def _collect_litter(log: RunLog, now_unix_s: float) -> None:
+async def _collect_litter(log: RunLog, before: float) -> None:
     """Deletes what a crash or an unfinished push left, and the leases of learners that have long been gone."""
-    folder, before = f"{log.prefix}/learners", now_unix_s - _LITTER_AGE_S
+    folder = f"{log.prefix}/learners"
     await log.objects.delete([i.name async for i in log.objects.list(folder) if i.modified_at_unix_s < before])
     only = frozenset({Why.LITTER, Why.CONDEMNED})
-    went = await collect(log, Retention.of(log.state.policy), now_unix_s=now_unix_s, only=only)
+    plan = partial(plan_collection, log, log.state.policy, litter_before_unix_s=before, only=only)
+    went = await collect(log, plan)
     if went.victims:
         _LOG.info("litter collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)

@@ -27,7 +27,7 @@ from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.server import ServerSettings, SyncerServer, serving
 from skerry_syncer.store.log.entries import INITIAL_BASE
 from skerry_syncer.store.log.state import Outcome
-from skerry_syncer.store.maintenance.log_lines import entry_lines
+from skerry_syncer.store.maintenance.reading import entry_lines
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import heard_logs

@@ -27,8 +27,7 @@ from skerry_syncer.store.log.entries import (
     entry_name,
     run_prefix,
 )
-from skerry_syncer.store.log.horizon import oldest_versions
-from skerry_syncer.store.log.retention import Retention, kept_positions
+from skerry_syncer.store.log.retention import kept_positions, oldest_versions
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
@@ -67,7 +66,7 @@ def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, by
     """Returns the item that names a checkpoint of the state as it is now, and the bytes of its object."""
     data = state_to_bytes(state)
     name = f"{_FOLDER}/{state.position:020}-{entropy.hex_id()}"
-    kept_since, kept = kept_positions(state, Retention.of(state.policy))
+    kept_since, kept = kept_positions(state, state.policy)
     oldest = oldest_versions(state)
     return CheckpointItem(state.position, name, len(data), bytes_digest(data), oldest, kept_since, tuple(kept)), data
 

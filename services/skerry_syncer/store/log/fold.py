@@ -42,8 +42,7 @@ from skerry_syncer.store.log.entries import (
     StatusItem,
     bytes_digest,
 )
-from skerry_syncer.store.log.horizon import forget
-from skerry_syncer.store.log.retention import has_weights_at, pinned_names
+from skerry_syncer.store.log.retention import forget, has_weights_at, pinned_names
 from skerry_syncer.store.log.state import (
     REMEMBERED_CLOSES,
     CommitRecord,

@@ -1,42 +1,39 @@
-"""Which versions of a run stay: what its policy asks for, as the versions, positions and objects that this takes.
+"""What stays of a run: in the store, where collections take the rest, and in memory, where the fold forgets the rest.
 
     whole      of each fragment the newest versions, with outer state and deltas
     weights    of versions that were the newest within some hours, of the last version of each 24 hours, and of pins
 
 Time is the run's age (`RunLog.age_s`), which no calendar clock enters, and ends with the run's newest version. So a run
 that has stopped loses nothing.
+
+A checkpoint item names, for each fragment, the oldest version to remember. The fold goes lower where a delta without a
+fate was made from an older one, and down to the snapshot that rebuilding begins with. Of older versions only what it
+takes to read their weights is remembered, where the item or a pin keeps them. A late repeat of what is forgotten has no
+second effect: whatever its id, it belongs to a version that is forgotten. A learner's last delta of each fragment is
+never forgotten, so that its fate can be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.entries import Fate, ObjectRef
-from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
+from skerry_syncer.store.log.entries import CheckpointItem, Fate, ObjectRef
+from skerry_syncer.store.log.state import CommitRecord, FragmentState, RunState, VersionState
 
 _DAY_S: Final = 86_400.0
+# Of each fragment, versions that are remembered at least.
+LEAST_VERSIONS: Final = 8
+# A learner that is restarted every hour is remembered for days. An older session would have to return after all these.
+REMEMBERED_SESSIONS: Final = 64
+# Requests are repeated for minutes.
+REMEMBERED_REQUESTS: Final = 1024
 
 
-@dataclass(frozen=True)
-class Retention:
-    """What a collection keeps. It always keeps the newest versions, pending deltas and what is pinned."""
-
-    version_count: int = 8  # the newest versions of each fragment that stay whole: weights, outer state, deltas
-    hours: float = 0.0  # and the weights of those that were the newest within this time
-    day_count: int = 0  # and of the last of each 24 hours, so many
-    litter_age_s: float = _DAY_S  # younger objects may belong to an entry that is still to be written
-    keeps_quarantined: bool = True  # quarantined deltas, which a person may want to inspect
-
-    @classmethod
-    def of(cls, policy: Policy) -> Retention:
-        """Returns what a run's policy asks for."""
-        return cls(policy.kept_version_count, policy.kept_hours, policy.kept_day_count)
-
-
-def kept_positions(state: RunState, retention: Retention) -> tuple[int, list[int]]:
+def kept_positions(state: RunState, policy: Policy) -> tuple[int, list[int]]:
     """Returns the position since which the weights of every version stay, and those before it at which they stay.
 
     Pins are not among them. That a day's other versions are forgotten changes neither.
@@ -44,12 +41,13 @@ def kept_positions(state: RunState, retention: Retention) -> tuple[int, list[int
     known = [version for fragment in state.fragments.values() for version in fragment.known().values()]
     known.sort(key=lambda version: -version.position)
     newest_s, end = (known[0].made_at_age_s, known[0].position) if known else (0.0, 0)
-    made = [version.position for version in known if newest_s - version.made_at_age_s < retention.hours * 3600]
+    made = [version.position for version in known if newest_s - version.made_at_age_s < policy.kept_hours * 3600]
     since = min(made, default=end + 1) - 1  # the version before that was the newest within the time too
     days: dict[float, int] = {}
     for version in known:
         days.setdefault(version.made_at_age_s // _DAY_S, version.position)
-    return since, sorted(sorted((at for at in days.values() if at < since), reverse=True)[: retention.day_count])
+    older = sorted(position for position in days.values() if position < since)
+    return since, older[max(0, len(older) - policy.kept_day_count) :]
 
 
 def weights_kept(
@@ -57,25 +55,25 @@ def weights_kept(
 ) -> dict[int, VersionState]:
     """Returns by number the versions that keeping weights takes: those since a position, at some, and at every pin."""
     known = fragment.known()
-    at = (fragment.at(position) for position in (*positions, *state.policy.pinned_positions))
-    wanted = {number for number, version in known.items() if version.until == 0 or version.until > since}
-    found: dict[int, VersionState] = {}
-    for number in sorted(wanted | {version.version for version in at if version is not None}, reverse=True):
-        if number not in found:
-            found |= {version.version: version for version in _weights_chain(state, known, known[number])}
-    return found
+    wanted = [version for version in known.values() if version.until == 0 or version.until > since]
+    wanted += filter(None, map(fragment.at, (*positions, *state.policy.pinned_positions)))
+    kept: dict[int, VersionState] = {}
+    for version in sorted(wanted, key=lambda version: -version.version):
+        if version.version not in kept:
+            kept |= {each.version: each for each in _weights_chain(state, known, version)}
+    return kept
 
 
 def _weights_chain(state: RunState, known: Mapping[int, VersionState], newest: VersionState) -> list[VersionState]:
     """Returns the versions that lead to the weights of `newest`, down to a snapshot; none if they were collected."""
-    found = [newest]
-    while not (weights := found[-1].weights) or _are_gone(state, weights):
-        update = () if found[-1].commit is None else found[-1].commit.commit.update
-        before = known.get(found[-1].version - 1)
+    chain = [newest]
+    while not (weights := chain[-1].weights) or _are_gone(state, weights):
+        update = () if chain[-1].commit is None else chain[-1].commit.commit.update
+        before = known.get(chain[-1].version - 1)
         if not update or before is None or _are_gone(state, update):
             return []
-        found.append(before)
-    return found
+        chain.append(before)
+    return chain
 
 
 def _are_gone(state: RunState, refs: Iterable[ObjectRef]) -> bool:
@@ -92,30 +90,29 @@ def has_weights_at(state: RunState, position: int) -> bool:
 
 def pinned_names(state: RunState) -> set[str]:
     """Returns the names of the objects that no collection may take because of pins."""
+    return _weights_names(state, state.position) if state.policy.pinned_positions else set()
+
+
+def kept_names(state: RunState, policy: Policy, *, keeps_quarantined: bool = True) -> set[str]:
+    """Returns the names of the objects that stay; quarantined deltas, for a person to inspect, if they are kept."""
+    names = state.referenced_names() | _weights_names(state, *kept_positions(state, policy))
+    for fragment in state.fragments.values():
+        for number in range(fragment.version, max(-1, fragment.version - policy.kept_version_count), -1):
+            for version in state.chain(fragment, number, 0):
+                names.update(ref.name for ref in _version_refs(state, version))
+    for delta in state.deltas.values():
+        if keeps_quarantined and delta.fate is Fate.QUARANTINED:
+            names.update(part.name for part in delta.item.parts)
+    return names
+
+
+def _weights_names(state: RunState, since: int, positions: Iterable[int] = ()) -> set[str]:
     return {
         ref.name
         for fragment in state.fragments.values()
-        if state.policy.pinned_positions
-        for version in weights_kept(state, fragment, state.position).values()
+        for version in weights_kept(state, fragment, since, positions).values()
         for ref in version.weights_refs
     }
-
-
-def kept_names(state: RunState, retention: Retention) -> set[str]:
-    """Returns the names of the objects that stay."""
-    names = state.referenced_names()
-    since, positions = kept_positions(state, retention)
-    for fragment in state.fragments.values():
-        for number in range(fragment.version, max(-1, fragment.version - retention.version_count), -1):
-            for version in state.chain(fragment, number, 0):
-                names.update(ref.name for ref in _version_refs(state, version))
-        for version in weights_kept(state, fragment, since, positions).values():
-            names.update(ref.name for ref in version.weights_refs)
-    if retention.keeps_quarantined:
-        for delta in state.deltas.values():
-            if delta.fate is Fate.QUARANTINED:
-                names.update(part.name for part in delta.item.parts)
-    return names
 
 
 def named_refs(state: RunState) -> Iterator[ObjectRef]:
@@ -127,27 +124,79 @@ def named_refs(state: RunState) -> Iterator[ObjectRef]:
             yield from _version_refs(state, version)
 
 
-def size_bytes(state: RunState) -> int:
-    """Returns how much the run has in the store, but for its log and for what no entry names."""
-    return sum({ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}.values())
-
-
-def is_due(state: RunState) -> bool:
-    """Whether the objects that a collection would delete take at least a quarter of the bytes that it would keep.
-
-    The threshold makes collections rare, and lets a run use a quarter more disk than its policy keeps. Summing takes
-    microseconds for each delta, so it is skipped for a run that still keeps all its versions.
-    """
-    if all(len(fragment.versions) <= state.policy.kept_version_count for fragment in state.fragments.values()):
-        return False
-    sizes = {ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}
-    kept = kept_names(state, Retention.of(state.policy))
-    kept_bytes = sum(size for name, size in sizes.items() if name in kept)
-    return 4 * (sum(sizes.values()) - kept_bytes) > kept_bytes
-
-
 def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]:
     """Yields every object of one version: its snapshot, its update, and the deltas that went into it."""
     yield from version.weights
     yield from version.outer
     yield from state.round_refs(version)
+
+
+def is_due(state: RunState) -> bool:
+    """Whether the objects that a collection would delete take at least a quarter of the bytes that it would keep.
+
+    The threshold makes collections rare, and lets a run use a quarter more disk than its policy keeps.
+    """
+    sizes = {ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}
+    kept = sum(sizes.get(name, 0) for name in kept_names(state, state.policy))
+    return 4 * (sum(sizes.values()) - kept) > kept
+
+
+def oldest_versions(state: RunState) -> dict[str, int]:
+    """Returns the versions that a checkpoint names now: older ones are no base for a push any more."""
+    oldest = {}
+    for name, fragment in state.fragments.items():
+        count = max(LEAST_VERSIONS, state.policy.kept_version_count)
+        version = max(fragment.oldest, fragment.version - count)
+        while version > fragment.oldest and _is_base(state, fragment, version):
+            version -= 1
+        oldest[name] = version
+    return oldest
+
+
+def _is_base(state: RunState, fragment: FragmentState, version: int) -> bool:
+    return fragment.rounds_behind(version, state.policy.inner_step_count) <= state.policy.max_staleness
+
+
+def forget(state: RunState, item: CheckpointItem) -> None:
+    """Moves the horizon to the item's versions at most, and drops from memory what is behind it."""
+    since = state.position if item.kept_since is None else item.kept_since
+    for name, version in item.oldest.items():
+        fragment = state.fragments[name]
+        kept = weights_kept(state, fragment, since, item.kept)
+        fragment.oldest = max(fragment.oldest, _lowest_needed(state, fragment, version))
+        fragment.kept = frozenset(number for number in kept if number < fragment.oldest)
+    for learner in state.learners.values():
+        del learner.sessions[:-REMEMBERED_SESSIONS]
+    newest = sorted(state.requests.items(), key=lambda request: (request[1], request[0]))[-REMEMBERED_REQUESTS:]
+    state.requests = dict(newest)
+    if state.forgets:
+        _drop(state)
+
+
+def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> int:
+    """Returns `version`, or an older one that rebuilding it or merging a delta without a fate takes."""
+    frozen = () if fragment.closing is None else fragment.closing.members
+    unmerged = [*fragment.pending.values(), *(state.deltas[member.delta] for member in frozen)]
+    newest = min([version, fragment.version, *(delta.item.base_version for delta in unmerged)])
+    return min((each.version for each in state.chain(fragment, newest, fragment.oldest)), default=fragment.oldest)
+
+
+def _drop(state: RunState) -> None:
+    names: set[str] = set()
+    for fragment in state.fragments.values():
+        fragment.versions = fragment.known()
+        for version in map(fragment.versions.__getitem__, fragment.kept):
+            if version.commit is not None:
+                close = structs.replace(version.commit.close, members=(), decided=())
+                version.commit = CommitRecord(close, version.commit.commit)
+            names.update(ref.name for ref in (*version.weights_refs, *version.outer))
+    for name, delta in list(state.deltas.items()):
+        if state.is_forgotten(delta):
+            del state.deltas[name]
+        elif state.is_behind(delta):
+            delta.item = structs.replace(delta.item, parts=(), squared_norms=())
+    for key in [key for key in state.bases if key[2] < state.fragments[key[1]].oldest]:
+        del state.bases[key]
+    for name, position in list(state.condemned_at.items()):
+        if position < state.horizon(name) and name not in names:
+            del state.condemned_at[name]

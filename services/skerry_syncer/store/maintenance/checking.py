@@ -1,22 +1,43 @@
-"""`skerry verify`: whether a run is whole."""
+"""`skerry verify`: checks, from a run's log and objects alone, that every version is the result of its deltas.
+
+Three things are checked. The *log*: each entry has its predecessor's digest, and each delta has one fate. The *chain*:
+weights from a snapshot and the updates after it have the digest of every version. The *replay*: rounds whose deltas are
+retained are merged again, and weights, update and residual must agree to the bit. Objects that were collected can't be
+checked; that is not a problem, and it is none if a collection takes them while they are checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+import numpy as np
+from blake3 import blake3
 
+from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
-from skerry_syncer.store.maintenance.options import (
-    POSITION_OR_DURATION,
-    opened_run,
-    run_options,
-)
+from skerry.runtime.workers import Workers
+from skerry.wire.digests import delta_digest
+from skerry.wire.errors import FrameError
+from skerry.wire.frames import parse_frames, raw_bytes
+from skerry.wire.layout import FragmentLayout
+from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError, UnreadableObjectError
+from skerry_syncer.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
+from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.state import CommitRecord, FragmentState, RunState, VersionState
+from skerry_syncer.store.maintenance.options import POSITION_OR_DURATION, opened_run, report, run_options
+from skerry_syncer.store.versions.blobs import frame_batches
+from skerry_syncer.store.versions.replay import DAMAGE, Replayer, UnreadableDeltaError, outer_refs, weights_digest
+from skerry_syncer.store.versions.run import Run
+from skerry_syncer.store.versions.scratch import Scratch
 
 
 @click.command(
@@ -48,9 +69,6 @@ def verify(
 
     Exits with status 1 if a check fails. A damaged log is such a failure; its good entries are checked all the same.
     """
-    from skerry_syncer.store.maintenance.collect import position_at
-    from skerry_syncer.store.maintenance.verify import VerifyReport, verify_run
-    from skerry_syncer.store.versions.scratch import Scratch
 
     async def check() -> VerifyReport:
         with TemporaryDirectory(dir=scratch, prefix="skerry-verify-") as folder:
@@ -63,19 +81,350 @@ def verify(
                         opened, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
                     )
 
-    report = asyncio.run(check())
-    if is_json:
-        values = {
-            "ok": report.ok,
-            "versions_checked": report.versions_checked,
-            "versions_replayed": report.versions_replayed,
-            "problems": [str(problem) for problem in report.problems],
-        }
-        click.echo(json.dumps(values))
+    checked = asyncio.run(check())
+    problems = [str(problem) for problem in checked.problems]
+    verdict = "ok" if checked.ok else f"{len(problems)} problems"
+    counts = f"{checked.versions_checked} versions checked, {checked.versions_replayed} of them replayed"
+    report(
+        {
+            "ok": checked.ok,
+            "versions_checked": checked.versions_checked,
+            "versions_replayed": checked.versions_replayed,
+            "problems": problems,
+        },
+        [*(f"problem: {problem}" for problem in problems), f"{verdict}: {counts}"],
+        is_json=is_json,
+    )
+    sys.exit(0 if checked.ok else 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that differs from what the log says."""
+
+    fragment: str | None  # None: the log itself
+    version: int | None
+    difference: str
+    expected: str = ""
+    actual: str = ""
+
+    def __str__(self) -> str:
+        """Returns it in one line."""
+        facts = {"fragment": self.fragment, "version": self.version, "expected": self.expected, "actual": self.actual}
+        listed = ", ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, ""))
+        return f"{self.difference}. {listed}" if listed else self.difference
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of a verification: at most one problem per version, the first."""
+
+    versions_checked: int  # weights against the log's digest
+    versions_replayed: int  # of these, merged again from their deltas
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+
+async def verify_run(
+    run: Run,
+    *,
+    workers: Workers,
+    scratch: Scratch,
+    since: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Checks everything that the run's log names and that was not collected.
+
+    The whole log is checked. Of the versions, only those are that were the newest at or after position `since`, and
+    those before them down to a snapshot, from which the check begins. Of a damaged log, the good entries count.
+
+    Needs scratch for six times the largest fragment. Calls `progress` with (versions done, in all).
+
+    Raises:
+        StoreUnavailableError: the store can't be read; nothing is known then.
+    """
+    log = run.log
+    failure = await _failure_after(log)
+    problems = await _check_entries(log)
+    if failure is not None:
+        problems.append(Problem(None, None, f"log breaks off after entry {log.state.position}: {failure}"))
+    spans = {name: _versions_to_check(log.state, name, since) for name in sorted(log.state.fragments)}
+    total = sum(map(len, spans.values()))
+    done = checked = replayed = 0
+    for name, versions in spans.items():
+        check = _FragmentCheck(run, log.spec.fragment(name), workers, scratch)
+        fragment, version = log.state.fragments[name], versions.start - 1
+        while version < fragment.version:  # which grows where a collection runs: then the log is read on
+            version += 1
+            problem = await check.version(version)
+            if problem is not None:
+                problems.append(problem)
+            done += 1
+            if progress is not None:
+                progress(done, max(done, total))
+        checked += check.checked_count
+        replayed += check.replayed_count
+    return VerifyReport(checked, replayed, tuple(problems))
+
+
+async def position_at(log: RunLog, age_s: float) -> int:
+    """Returns the first log position that was written when the run had been served for so long (`RunLog.age_s`)."""
+    low, high = 1, log.state.position + 1
+    while low < high:
+        middle = (low + high) // 2
+        async for entry, _ in log.entries(middle, middle + 1):
+            if entry.age_s < age_s:
+                low = middle + 1
+            else:
+                high = middle
+    return low
+
+
+def versions_since(fragment: FragmentState, position: int) -> list[int]:
+    """Returns the versions that were a fragment's newest at or after log position `position`."""
+    return [number for number, version in fragment.versions.items() if not 0 < version.until <= position]
+
+
+def _versions_to_check(state: RunState, name: str, since: int) -> range:
+    """Returns a fragment's versions from the last whole snapshot that is not after position `since`."""
+    fragment = state.fragments[name]
+    first = min(versions_since(fragment, since), default=0)
+    for version in state.chain(fragment, first, 0):
+        first = version.version
+    return range(first, fragment.version + 1)
+
+
+async def _failure_after(log: RunLog) -> str | None:
+    """Returns why the log can't be followed beyond `log.state`, or None at its end; folds what is new."""
+    names = [info.name.rpartition("/")[2] async for info in log.objects.list(f"{log.prefix}/log")]
+    last = max((int(name) for name in names if name.isdecimal()), default=0)
+    if log.failure is None:
+        try:
+            await log.tail()
+        except LogCorruptError as error:
+            return str(error)
+    if log.failure is not None:
+        return str(log.failure)
+    if log.state.position < last:
+        return f"log entry is missing. position={log.state.position + 1}, last={last}"
+    return None
+
+
+async def _check_entries(log: RunLog) -> list[Problem]:
+    """Folds the log again, and counts the fates that each delta gets."""
+    state = RunState(log.spec)
+    fates: Counter[str] = Counter()
+    try:
+        async for entry, data in log.entries(stop=log.state.position + 1):
+            for outcome in apply_entry(state, entry, data):
+                fates.update(delta.item.delta for delta in outcome.decided)
+    except (LogCorruptError, ObjectMissingError, ValueError) as error:
+        return [Problem(None, None, f"log breaks off after entry {state.position}: {error}")]
+    if state.head_digest != log.state.head_digest:
+        return [Problem(None, None, "log changed since it was read", log.state.head_digest, state.head_digest)]
+    return list(_check_fates(state, fates))
+
+
+def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
+    """Yields deltas that do not have exactly one fate. While the run is not closed, a delta may be pending."""
+    members = Counter(
+        (member.delta, version.version)
+        for fragment in state.fragments.values()
+        for version in fragment.versions.values()
+        if version.commit is not None
+        for member in version.commit.close.members
+    )
+    for name, delta in state.deltas.items():
+        fragment = delta.item.fragment
+        expected = 0 if delta.fate is Fate.PENDING else 1
+        if fates[name] != expected:
+            yield Problem(fragment, None, f"delta {name} does not have one fate", str(expected), str(fates[name]))
+        elif delta.fate is Fate.PENDING and state.status is RunStatus.CLOSED:
+            yield Problem(fragment, None, f"delta {name} has no fate though the run is closed")
+        elif delta.fate is Fate.MERGED and delta.item.base_version >= 0 and members[name, delta.version] != 1:
+            yield Problem(fragment, delta.version, f"merged delta {name} is not in its version's set once")
+    if sum(members.values()) != len({name for name, _ in members}):
+        yield Problem(None, None, "a delta went into several versions")
+
+
+async def _object_digest(run: Run, ref: ObjectRef, workers: Workers) -> str:
+    """Returns the digest of a stored object that must be `ref.digest`: of a part's raw frames, else of all its bytes.
+
+    Raises:
+        ObjectMissingError: there is no such object.
+        FrameError, UnreadableObjectError: it is no part, so it has no such digest.
+    """
+    hasher = blake3()
+    if ref.name.startswith("deltas/"):
+        async for batch in frame_batches(run.blobs.part_frames(ref), ref.first, ref.numel):
+            await workers.run(_hash_frames, hasher, batch.data)
     else:
-        for problem in report.problems:
-            click.echo(f"problem: {problem}")
-        verdict = "ok" if report.ok else f"{len(report.problems)} problems"
-        checked = f"{report.versions_checked} versions checked, {report.versions_replayed} of them replayed"
-        click.echo(f"{verdict}: {checked}")
-    sys.exit(0 if report.ok else 1)
+        async for piece in run.blobs.read(ref):
+            await workers.run(hasher.update, piece)
+    return hasher.hexdigest()
+
+
+def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
+    for frame in parse_frames(data):
+        hasher.update(raw_bytes(frame))
+
+
+class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what leaves it is a Problem
+    """Something differs from the log."""
+
+    def __init__(self, difference: str, expected: str, actual: str) -> None:
+        super().__init__(difference)
+        self.difference, self.expected, self.actual = difference, expected, actual
+
+
+class _FragmentCheck:
+    """Checks one fragment's versions in order, along the chain and, where possible, by replay.
+
+    Either way ends where something is wrong or was collected, and starts again at the next snapshot.
+    """
+
+    def __init__(self, run: Run, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
+        self._run = run
+        self._layout = layout
+        self._workers = workers
+        self._replayer = Replayer(run, layout.name, workers)
+        weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
+        self._state = OuterState(weights, momentum, residual, TORN)
+        self._chain_version = TORN
+        self.checked_count = 0
+        self.replayed_count = 0
+
+    async def version(self, number: int) -> Problem | None:
+        """Checks the next version and returns the first thing that is wrong with it."""
+        versions = self._run.state.fragments[self._layout.name].versions
+        if number not in versions:
+            return Problem(self._layout.name, number, "version is missing")
+        version = versions[number]
+        is_checked, problem = False, None
+        for step in (self._follow_chain, self._replay, self._check_snapshot):
+            try:
+                is_checked |= await step(version)
+            except CollectedError:
+                continue
+            except _Mismatch as error:
+                problem = problem or Problem(self._layout.name, number, error.difference, error.expected, error.actual)
+            except DAMAGE as error:
+                problem = problem or Problem(self._layout.name, number, str(error))
+        self.checked_count += is_checked
+        return problem
+
+    async def _follow_chain(self, version: VersionState) -> bool:
+        """Advances the chain's weights to this version by its update."""
+        before, self._chain_version = self._chain_version, TORN
+        if (
+            version.commit is None
+            or before != version.version - 1
+            or not self._replayer.has_all(version.commit.commit.update)
+        ):
+            return False
+        await self._check_objects(version.commit.commit.update)
+        await self._replayer.apply_update(version.commit.commit.update, self._chain)
+        await self._expect_digest("weights after the update differ", version, self._chain)
+        self._chain_version = version.version
+        return True
+
+    async def _replay(self, version: VersionState) -> bool:
+        """Merges the round again, where the state before it is known and its deltas are retained."""
+        if version.commit is None or self._state.version != version.version - 1:
+            self._state.version = TORN
+            return False
+        deltas = [self._run.state.deltas[member.delta].item for member in version.commit.close.members]
+        update = version.commit.commit.update
+        if not self._replayer.has_all([*update, *(part for delta in deltas for part in delta.parts)]):
+            self._state.version = TORN
+            return False
+        try:
+            for delta in deltas:
+                await self._check_delta(delta)
+            await self._replay_commit(version, version.commit)
+        except BaseException:
+            self._state.version = TORN
+            raise
+        self.replayed_count += 1
+        return True
+
+    async def _replay_commit(self, version: VersionState, record: CommitRecord) -> None:
+        published = self._vector
+        await self._replayer.read_update(record.commit.update, published)
+        replayed = await self._replayer.replay(record, self._state, self._acc, published=published)
+        if replayed.digest != version.digest:
+            raise _Mismatch("replay made other weights", version.digest, replayed.digest)
+        element = replayed.first_difference
+        if element is not None:
+            stored = f"{published[element]!r} in the stored update"
+            raise _Mismatch(f"replay made another update from element {element}", stored, "another value")
+
+    async def _check_snapshot(self, version: VersionState) -> bool:
+        """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
+        if not version.weights or not self._replayer.has_all(version.weights):
+            if version.commit is None:
+                self._state.version = TORN
+            return False
+        await self._check_objects(version.weights)
+        await self._replayer.read_vector(version.weights, self._vector)
+        await self._expect_digest("snapshot's weights differ", version, self._vector)
+        self._chain[:] = self._vector
+        self._chain_version = version.version
+        if self._replayer.has_all(version.outer):
+            await self._check_outer_state(version)
+        return True
+
+    async def _check_outer_state(self, version: VersionState) -> None:
+        """Compares a snapshot's momentum and residual with the replay's, or starts a replay from them."""
+        await self._check_objects(version.outer)
+        is_replayed = self._state.version == version.version
+        self._state.version = TORN
+        if not is_replayed:
+            self._state.weights[:] = self._chain
+        momentum, residual = outer_refs(version)
+        for kind, refs, mine in (
+            ("momentum", momentum, self._state.momentum),
+            ("residual", residual, self._state.residual),
+        ):
+            await self._replayer.read_vector(refs, self._vector)
+            if not is_replayed:
+                mine[:] = self._vector
+            elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
+                element = int(np.flatnonzero(mine.view(np.uint32) != self._vector.view(np.uint32))[0])
+                raise _Mismatch(
+                    f"snapshot's {kind} differs from the replay's at element {element}",
+                    repr(float(mine[element])),
+                    repr(float(self._vector[element])),
+                )
+        self._state.version = version.version
+
+    async def _expect_digest(self, difference: str, version: VersionState, weights: Float32s) -> None:
+        actual = await weights_digest(weights, workers=self._workers)
+        if actual != version.digest:
+            raise _Mismatch(difference, version.digest, actual)
+
+    async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
+        """Compares whole objects' bytes with the digests that the log names."""
+        for ref in refs:
+            actual = await _object_digest(self._run, ref, self._workers)
+            if actual != ref.digest:
+                raise _Mismatch(f"object {ref.name} differs", ref.digest, actual)
+
+    async def _check_delta(self, delta: AcceptedItem) -> None:
+        """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
+        for part in delta.parts:
+            try:
+                actual = await _object_digest(self._run, part, self._workers)
+            except CollectedError:
+                raise
+            except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
+                raise UnreadableDeltaError(delta.delta, error) from error
+            if actual != part.digest:
+                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, actual)
+        whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
+        if whole != delta.digest:
+            raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)

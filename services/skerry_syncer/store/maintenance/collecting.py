@@ -1,11 +1,20 @@
-"""`skerry gc`: deletes what no kept version of a run, or of any run, needs."""
+"""`skerry gc`, and what every replica does by its run's policy: deletes objects that no kept version needs, and litter.
+
+A log entry condemns names before they are deleted. A writer that was about to name one of them learns this from the
+fold and writes its blobs again. A crash between the two leaves condemned objects, which the next collection deletes.
+Any number of processes may collect at the same time.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final
 
 import click
 
@@ -13,15 +22,148 @@ from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.options import Count
+from skerry.wire.policy import Policy
+from skerry_syncer.store.log.entries import CollectedItem
+from skerry_syncer.store.log.retention import kept_names, named_refs
+from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.maintenance.drafts import NamelessRun, delete_nameless, nameless_runs
 from skerry_syncer.store.maintenance.options import (
     DURATION,
     opened_store,
+    report,
     resolved,
     store_and_run_options,
     warn_of_damage,
 )
+from skerry_syncer.store.objects.local import TEMPORARY
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
+
+# Names in one entry, of about 150 bytes each: far below the size at which groups are split.
+_NAMES_AN_ENTRY: Final = 1000
+_BLOB_FOLDERS: Final = ("deltas", "rollbacks", "snapshots", "updates")
+# How often a plan is made anew because the log moved on.
+_ATTEMPTS: Final = 4
+
+
+class Why(StrEnum):
+    """Why an object may be deleted."""
+
+    UNNEEDED = "unneeded"  # the log names it, and no kept version needs it
+    LITTER = "litter"  # no admitted entry names it, and it is old
+    CONDEMNED = "condemned"  # an earlier collection condemned it and was cut off
+    TEMPORARY = "temporary"  # a write to a folder store that was cut off long ago
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An object that may be deleted; `name` is relative to the run, or to the store for temporary files."""
+
+    name: str
+    size_bytes: int
+    why: Why
+
+
+@dataclass(frozen=True)
+class CollectionPlan:
+    """What a collection would delete."""
+
+    victims: tuple[Victim, ...] = ()
+    kept_count: int = 0
+    kept_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that would be deleted."""
+        return sum(victim.size_bytes for victim in self.victims)
+
+
+async def plan_collection(
+    log: RunLog,
+    policy: Policy,
+    *,
+    litter_before_unix_s: float,
+    keeps_quarantined: bool = True,
+    only: Container[Why] = frozenset(Why),
+) -> CollectionPlan:
+    """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
+
+    What no entry names is litter if it was written before a time by the clock that dates the objects: `store_unix_s`.
+    Objects that may go for other reasons than those in `only` stay. Of a damaged log, the good entries count.
+
+    Raises:
+        StoreUnavailableError: the store can't be read.
+    """
+    # The objects are listed before the log is read, so that objects written meanwhile are not looked at.
+    infos = {
+        info.name.removeprefix(f"{log.prefix}/"): info
+        for folder in _BLOB_FOLDERS
+        async for info in log.objects.list(f"{log.prefix}/{folder}")
+    }
+    if log.failure is None:
+        await log.tail()
+    condemned = log.state.condemned
+    named = {ref.name for ref in named_refs(log.state)}
+    kept = kept_names(log.state, policy, keeps_quarantined=keeps_quarantined)
+    victims = []
+    for name, info in infos.items():
+        if name in condemned:
+            victims.append(Victim(name, info.size_bytes, Why.CONDEMNED))
+        elif name in named:
+            if name not in kept:
+                victims.append(Victim(name, info.size_bytes, Why.UNNEEDED))
+        elif info.modified_at_unix_s < litter_before_unix_s and log.failure is None:  # else a later entry may name it
+            victims.append(Victim(name, info.size_bytes, Why.LITTER))
+    victims = [victim for victim in victims if victim.why in only]
+    gone = {victim.name for victim in victims}
+    sizes = [info.size_bytes for name, info in infos.items() if name not in gone]
+    if Why.TEMPORARY in only:
+        victims += [
+            Victim(info.name, info.size_bytes, Why.TEMPORARY)
+            async for info in log.objects.list(TEMPORARY)
+            if info.modified_at_unix_s < litter_before_unix_s
+        ]
+    return CollectionPlan(tuple(sorted(victims, key=lambda victim: victim.name)), len(sizes), sum(sizes))
+
+
+async def collect(
+    log: RunLog,
+    plan: Callable[[], Awaitable[CollectionPlan]],
+    *,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> CollectionPlan:
+    """Condemns and deletes what `plan` returns, and returns it; calls `progress` with (objects deleted, in all).
+
+    Raises:
+        StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
+    """
+    gone: list[Victim] = []
+    for _ in range(_ATTEMPTS):
+        planned = await plan()
+        total, is_outrun = len(gone) + len(planned.victims), False
+        for start in range(0, len(planned.victims), _NAMES_AN_ENTRY):
+            batch = planned.victims[start : start + _NAMES_AN_ENTRY]
+            if not await _condemn(log, batch):
+                is_outrun = True  # the log moved on, and an object of the batch is needed now
+                continue
+            await log.objects.delete([_path(log, victim) for victim in batch])
+            gone += batch
+            progress(len(gone), total)
+        if not is_outrun:
+            break
+    return replace(planned, victims=tuple(gone))
+
+
+async def _condemn(log: RunLog, victims: Sequence[Victim]) -> bool:
+    names = tuple(victim.name for victim in victims if victim.why in (Why.UNNEEDED, Why.LITTER))
+    if not names:
+        return True
+    (outcome,) = await log.append([CollectedItem(names)])
+    return outcome.rejection is None
+
+
+def _path(log: RunLog, victim: Victim) -> str:
+    return victim.name if victim.why is Why.TEMPORARY else f"{log.prefix}/{victim.name}"
 
 
 @click.command(
@@ -86,92 +228,85 @@ def gc(
     --uid only that run is looked at, with --all every run. Where a log is damaged, a dry run goes by its good entries
     and exits with status 1, and nothing is deleted.
     """
-    from skerry_syncer.store.log.retention import Retention
-    from skerry_syncer.store.maintenance.collect import CollectionPlan, collect, plan_collection
-    from skerry_syncer.store.maintenance.drafts import NamelessRun, delete_nameless, nameless_runs
-
     if is_all == (run is not None) or (is_all and uid is not None):
         raise click.UsageError("give either a run or --all")
 
-    async def sweep_nameless(store: Store, run: str, now: float) -> list[NamelessRun]:
-        oldest = now - litter_age
-        found = await nameless_runs(store, run, modified_before_unix_s=oldest, includes_deleted=deleted_runs)
-        chosen = [one for one in found if uid in (None, one.uid)]
-        if not yes:
-            return chosen
-        return [one for one in chosen if await delete_nameless(store, one, modified_before_unix_s=oldest)]
+    async def delete_drafts(store: Store, name: str, now_unix_s: float) -> list[NamelessRun]:
+        before = now_unix_s - litter_age
+        drafts = await nameless_runs(store, name, modified_before_unix_s=before, includes_deleted=deleted_runs)
+        drafts = [draft for draft in drafts if uid in (None, draft.uid)]
+        return [
+            draft for draft in drafts if not yes or await delete_nameless(store, draft, modified_before_unix_s=before)
+        ]
 
-    async def sweep(store: Store, run: str, now: float) -> tuple[CollectionPlan, bool]:
-        open_run = store.open_run if yes else store.read_run
-        run_log = (await open_run(run, uid or await resolved(store, run))).log
-        policy = run_log.state.policy
-        retention = Retention(
-            keep_versions or policy.kept_version_count,
-            policy.kept_hours if keep_since is None else keep_since / 3600,
-            policy.kept_day_count,
-            litter_age,
+    async def collect_run(store: Store, name: str, now_unix_s: float) -> tuple[CollectionPlan, bool]:
+        run_uid = uid or await resolved(store, name)
+        log = (await (store.open_run(name, run_uid) if yes else store.read_run(name, run_uid))).log
+        policy = log.state.policy
+        if keep_versions is not None:
+            policy = replace(policy, kept_version_count=keep_versions)
+        if keep_since is not None:
+            policy = replace(policy, kept_hours=keep_since / 3600)
+        plan = partial(
+            plan_collection,
+            log,
+            policy,
+            litter_before_unix_s=now_unix_s - litter_age,
             keeps_quarantined=not drop_quarantined,
         )
         if not yes:
-            return await plan_collection(run_log, retention, now_unix_s=now), warn_of_damage(run_log)
+            return await plan(), warn_of_damage(log)
         with shown_progress("deleting") as progress:
-            return await collect(run_log, retention, now_unix_s=now, progress=progress), False
+            return await collect(log, plan, progress=progress), False
 
-    async def sweep_all() -> bool:
-        is_any_cut = False
+    async def collect_all() -> bool:
+        is_any_damaged = False
         async with opened_store(store_url, writes=yes) as (store, _):
             # A dry run writes nothing, so it can't ask the store for its time.
-            now = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
+            now_unix_s = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
             for name in await store.objects.folders("runs") if run is None else [run]:
-                nameless = await sweep_nameless(store, name, now)
-                plan, is_cut = CollectionPlan((), 0, 0), False
-                if not (nameless or is_all) or (uid is None and not await _is_free(store, name)):
-                    plan, is_cut = await sweep(store, name, now)
+                drafts = await delete_drafts(store, name, now_unix_s)
+                plan, is_damaged = CollectionPlan(), False
+                if not (drafts or is_all) or (uid is None and any((await store.name_history(name))[-1:])):
+                    plan, is_damaged = await collect_run(store, name, now_unix_s)
+                is_any_damaged |= is_damaged
                 if is_all and not is_json:
                     click.echo(f"{name}:")
-                _show_collection(name, plan, nameless, is_dry=not yes, is_json=is_json)
-                is_any_cut |= is_cut
-        return is_any_cut
+                report(
+                    _values(name, plan, drafts, is_dry=not yes), _lines(plan, drafts, is_dry=not yes), is_json=is_json
+                )
+        return is_any_damaged
 
-    sys.exit(asyncio.run(sweep_all()))
-
-
-async def _is_free(store: Store, run: str) -> bool:
-    history = await store.name_history(run)
-    return not history or history[-1] is None
+    sys.exit(asyncio.run(collect_all()))
 
 
-def _show_collection(run: str, plan: Any, nameless: list[Any], *, is_dry: bool, is_json: bool) -> None:
-    by_reason: dict[str, tuple[int, int]] = {}
-    for victim in plan.victims:
-        count, size = by_reason.get(victim.why, (0, 0))
-        by_reason[victim.why] = (count + 1, size + victim.size_bytes)
-    if is_json:
-        values = {
-            "run": run,
-            "is_dry_run": is_dry,
-            "objects": len(plan.victims),
-            "size_bytes": plan.size_bytes,
-            "kept_objects": plan.kept_count,
-            "kept_bytes": plan.kept_bytes,
-            "names": [victim.name for victim in plan.victims],
-            "runs": [
-                {"uid": one.uid, "kind": _kind(one), "objects": one.object_count, "size_bytes": one.size_bytes}
-                for one in nameless
-            ],
-        }
-        click.echo(json.dumps(values))
-        return
+def _values(run: str, plan: CollectionPlan, nameless: Sequence[NamelessRun], *, is_dry: bool) -> dict[str, Any]:
+    return {
+        "run": run,
+        "is_dry_run": is_dry,
+        "objects": len(plan.victims),
+        "size_bytes": plan.size_bytes,
+        "kept_objects": plan.kept_count,
+        "kept_bytes": plan.kept_bytes,
+        "names": [victim.name for victim in plan.victims],
+        "runs": [
+            {"uid": each.uid, "kind": each.kind, "objects": each.object_count, "size_bytes": each.size_bytes}
+            for each in nameless
+        ],
+    }
+
+
+def _lines(plan: CollectionPlan, nameless: Sequence[NamelessRun], *, is_dry: bool) -> Iterator[str]:
     verb = "would delete" if is_dry else "deleted"
-    click.echo(f"{verb} {len(plan.victims)} objects, {plan.size_bytes} bytes")
-    for why, (count, size) in sorted(by_reason.items()):
-        click.echo(f"  {why}: {count} objects, {size} bytes")
-    for one in nameless:
-        click.echo(f"{verb} {_kind(one)} {one.uid}: {one.object_count} objects, {one.size_bytes} bytes")
-    click.echo(f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes")
+    yield f"{verb} {len(plan.victims)} objects, {plan.size_bytes} bytes"
+    counts, sizes = Counter[str](), Counter[str]()
+    for victim in plan.victims:
+        counts[victim.why] += 1
+        sizes[victim.why] += victim.size_bytes
+    for why, count in sorted(counts.items()):
+        yield f"  {why}: {count} objects, {sizes[why]} bytes"
+    for each in nameless:
+        yield f"{verb} {each.kind} {each.uid}: {each.object_count} objects, {each.size_bytes} bytes"
+    yield f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes"
     if is_dry and (plan.victims or nameless):
-        click.echo("nothing was deleted; repeat the command with --yes to delete")
-
-
-def _kind(run: Any) -> str:
-    return "deleted run" if run.was_named else "draft"
+        yield "nothing was deleted; repeat the command with --yes to delete"

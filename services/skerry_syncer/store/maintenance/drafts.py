@@ -27,6 +27,11 @@ class NamelessRun:
     object_count: int
     size_bytes: int
 
+    @property
+    def kind(self) -> str:
+        """What it is called."""
+        return "deleted run" if self.was_named else "draft"
+
 
 async def nameless_runs(
     store: Store, name: str, *, modified_before_unix_s: float, includes_deleted: bool = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial, reduce
 from typing import Any, Final, TypeVar
@@ -154,3 +155,9 @@ def warn_of_damage(log: RunLog) -> bool:
         click.echo(f"damaged: {log.failure}", err=True)
         click.echo(f"this goes up to position {log.state.position}; restore the entry after it from a backup", err=True)
     return log.failure is not None
+
+
+def report(values: Mapping[str, Any], lines: Iterable[str], *, is_json: bool) -> None:
+    """Prints a command's result: the values for scripts in one line, or the lines for people."""
+    for line in [json.dumps(values)] if is_json else lines:
+        click.echo(line)

@@ -13,7 +13,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.store.errors import StoreFullError
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
 

@@ -15,7 +15,7 @@ from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.interface import Chunks
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.scratch import Scratch

@@ -14,7 +14,7 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.wire.digests import tree_digest
 from skerry_syncer.store.log.checkpoints import write_checkpoint
 from skerry_syncer.store.log.entries import Entry, Item
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer

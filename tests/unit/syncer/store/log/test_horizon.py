@@ -14,7 +14,7 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     StatusItem,
 )
-from skerry_syncer.store.log.horizon import LEAST_VERSIONS, REMEMBERED_REQUESTS, REMEMBERED_SESSIONS, oldest_versions
+from skerry_syncer.store.log.retention import LEAST_VERSIONS, REMEMBERED_REQUESTS, REMEMBERED_SESSIONS, oldest_versions
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from tests.unit.syncer.store.log.test_fold import (

@@ -23,7 +23,7 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     SnapshotItem,
 )
-from skerry_syncer.store.log.retention import Retention, kept_names, named_refs, pinned_names
+from skerry_syncer.store.log.retention import kept_names, named_refs, pinned_names
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.versions.run import Run
@@ -236,7 +236,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(who=WHO, pause_s=PAUSE)
     def collect_by_policy(self, who: int, pause_s: float) -> None:
         def item(log: RunLog) -> CollectedItem | None:
-            kept = kept_names(log.state, Retention.of(log.state.policy))
+            kept = kept_names(log.state, log.state.policy)
             names = {ref.name for ref in named_refs(log.state)} - kept - log.state.condemned
             return CollectedItem(tuple(sorted(names))) if names else None
 

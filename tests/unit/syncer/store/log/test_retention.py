@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,12 +15,12 @@ from skerry_syncer.store.log import retention
 from skerry_syncer.store.log.checkpoints import checkpoint_of
 from skerry_syncer.store.log.entries import CollectedItem, Item, PolicyItem, SessionItem
 from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.retention import Retention, has_weights_at
+from skerry_syncer.store.log.retention import has_weights_at
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.maintenance.collect import collect
-from skerry_syncer.store.maintenance.verify import verify_run
+from skerry_syncer.store.maintenance.checking import verify_run
+from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
@@ -107,7 +108,8 @@ class Trained:
         await self.append(item)
 
     async def collect(self) -> set[str]:
-        went = await collect(self.log, Retention.of(self.log.state.policy), now_unix_s=0.0)
+        plan = partial(plan_collection, self.log, self.log.state.policy, litter_before_unix_s=0.0)
+        went = await collect(self.log, plan)
         await self.follow()
         return {victim.name for victim in went.victims}
 
@@ -228,7 +230,7 @@ async def test_forgetting_and_remembering_states_keep_the_same() -> None:
         await run.collect()
         ours, theirs = run.forgetful.fragments[FRAGMENT], run.log.state.fragments[FRAGMENT]
         assert ours.known().keys() == theirs.known().keys()
-        kept = Retention.of(run.log.state.policy)
+        kept = run.log.state.policy
         assert retention.kept_positions(run.forgetful, kept) == retention.kept_positions(run.log.state, kept)
         live = set(run.driver.objects.objects)  # type: ignore[attr-defined]  # objects in a dict
         names = retention.kept_names(run.forgetful, kept)

@@ -6,7 +6,7 @@ import numpy as np
 
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
-from skerry_syncer.store.maintenance.verify import Problem, VerifyReport, verify_run
+from skerry_syncer.store.maintenance.checking import Problem, VerifyReport, verify_run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
@@ -76,8 +76,8 @@ async def test_a_damaged_delta_is_named_and_the_chain_still_holds() -> None:
     report = await verify(driver)
     problem = only(report)
     assert problem.version == 3
-    assert "delta can't be read" in problem.what
-    assert part_names(driver, 3)[1].split("/")[2] in problem.what
+    assert "delta can't be read" in problem.difference
+    assert part_names(driver, 3)[1].split("/")[2] in problem.difference
     # Version 4 has the state of version 3 no more, but its update still leads to its weights.
     assert (report.versions_checked, report.versions_replayed) == (5, 2)
 
@@ -87,7 +87,7 @@ async def test_a_damaged_update_is_found_and_later_versions_wait_for_a_snapshot(
     await driver.damage(update_name(driver, 2))
     report = await verify(driver)
     assert only(report).version == 2
-    assert "differs" in only(report).what
+    assert "differs" in only(report).difference
 
 
 async def test_an_update_that_deltas_do_not_make_is_found_though_its_frames_are_sound() -> None:
@@ -119,7 +119,7 @@ async def test_a_damaged_snapshot_of_the_outer_state_is_found() -> None:
     await driver.damage(outer[0].name)
     problem = only(await verify(driver))
     assert problem.version == 2
-    assert outer[0].name in problem.what
+    assert outer[0].name in problem.difference
 
 
 async def test_an_entry_that_was_changed_breaks_the_log() -> None:

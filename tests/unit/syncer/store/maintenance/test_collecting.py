@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,13 @@ from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
-from skerry_syncer.store.log.retention import Retention
-from skerry_syncer.store.maintenance.collect import (
+from skerry_syncer.store.maintenance.checking import position_at, verify_run, versions_since
+from skerry_syncer.store.maintenance.collecting import (
     CollectionPlan,
     Why,
     collect,
     plan_collection,
-    position_at,
-    versions_since,
 )
-from skerry_syncer.store.maintenance.verify import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
@@ -33,6 +31,16 @@ from tests.support.seeded_entropy import SeededEntropy
 
 DAY_S = 86_400.0
 NOW_S = 100 * DAY_S  # objects of DictObjects are of day 0
+
+
+def keeping(version_count: int) -> Policy:
+    """Returns a policy that keeps so many versions, and no weights of others."""
+    return Policy(kept_version_count=version_count, kept_hours=0, kept_day_count=0)
+
+
+def plan_of(driver: Driver, policy: Policy, *, now_unix_s: float = NOW_S) -> Callable[[], Awaitable[CollectionPlan]]:
+    """Returns what plans a collection that takes litter older than a day."""
+    return partial(plan_collection, driver.log, policy, litter_before_unix_s=now_unix_s - DAY_S)
 
 
 async def trained(round_count: int, *, snapshot_every: int = 3, objects: DictObjects | None = None) -> Driver:
@@ -58,14 +66,14 @@ def reasons(plan: CollectionPlan) -> set[Why]:
 async def test_a_plan_changes_nothing(tmp_path: Path) -> None:
     driver = await trained(4)
     before, position = await stored_names(driver), driver.log.state.position
-    plan = await plan_collection(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    plan = await plan_of(driver, keeping(1))()
     assert plan.victims
     assert (await stored_names(driver), driver.log.state.position) == (before, position)
 
 
 async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
     driver = await trained(9)
-    went = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    went = await collect(driver.log, plan_of(driver, keeping(2)))
     assert reasons(went) == {Why.UNNEEDED}
     for version in (8, 9):
         await Replayer(driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
@@ -73,7 +81,7 @@ async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
         await Replayer(driver.run, FRAGMENT, InlineWorkers()).weights_at(4)
     report = await verify_run(driver.run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
-    again = await collect(driver.log, Retention(version_count=2), now_unix_s=NOW_S)
+    again = await collect(driver.log, plan_of(driver, keeping(2)))
     assert again.victims == ()
 
 
@@ -91,7 +99,7 @@ async def test_the_names_are_condemned_in_the_log_before_any_is_deleted() -> Non
     watching = Watching()
     watching.objects = driver.objects.objects
     driver.log.objects = watching
-    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    went = await collect(driver.log, plan_of(driver, keeping(1)))
     assert went.victims
     assert deleted_before_condemned == []
 
@@ -108,9 +116,9 @@ async def test_a_collection_that_died_after_condemning_is_finished_by_the_next()
     dying.objects = alive.objects
     driver.log.objects = dying
     with pytest.raises(StoreUnavailableError):
-        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+        await collect(driver.log, plan_of(driver, keeping(1)))
     driver.log.objects = alive
-    went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+    went = await collect(driver.log, plan_of(driver, keeping(1)))
     assert reasons(went) == {Why.CONDEMNED}
 
 
@@ -119,7 +127,7 @@ async def test_pending_deltas_and_frozen_sets_stay() -> None:
     frozen = await driver.push(0, np.ones(19, np.float32))
     await driver.close([frozen])
     pending = await driver.push(1, np.ones(19, np.float32))
-    await collect(driver.log, Retention(version_count=1, litter_age_s=0), now_unix_s=NOW_S)
+    await collect(driver.log, plan_of(driver, keeping(1), now_unix_s=NOW_S + DAY_S))
     assert {part.name for delta in (frozen, pending) for part in delta.parts} <= await stored_names(driver)
 
 
@@ -127,16 +135,16 @@ async def test_litter_goes_only_when_it_is_old() -> None:
     objects = DictObjects(unix=lambda: NOW_S)
     driver = await trained(1, objects=objects)
     stray = await driver.run.blobs.write_part(FRAGMENT, "e" * 32, 0, 19, "0" * 64, [0.0, 0.0], [b"never accepted"])
-    young = await plan_collection(driver.log, Retention(), now_unix_s=NOW_S + DAY_S / 2)
+    young = await plan_of(driver, Policy(), now_unix_s=NOW_S + DAY_S / 2)()
     assert young.victims == ()
-    went = await collect(driver.log, Retention(), now_unix_s=NOW_S + 2 * DAY_S)
+    went = await collect(driver.log, plan_of(driver, Policy(), now_unix_s=NOW_S + 2 * DAY_S))
     assert [(victim.name, victim.why) for victim in went.victims] == [(stray.ref.name, Why.LITTER)]
     assert stray.ref.name in driver.log.state.condemned
 
 
 async def test_the_versions_since_a_position_are_those_that_were_the_newest_then() -> None:
     fragment = (await trained(9)).log.state.fragments[FRAGMENT]
-    assert versions_since(fragment, fragment.versions[5].position + 1) == {5, 6, 7, 8, 9}
+    assert versions_since(fragment, fragment.versions[5].position + 1) == [5, 6, 7, 8, 9]
 
 
 async def test_a_time_is_found_in_the_log() -> None:
@@ -152,7 +160,7 @@ async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> 
     driver = await Driver.start(layout_of((4,)), Policy(), objects=open_objects(f"file://{tmp_path}/store"))
     left = tmp_path / "store" / "temporary" / ("f" * 32)
     left.write_bytes(b"half")
-    went = await collect(driver.log, Retention(), now_unix_s=left.stat().st_mtime + 2 * DAY_S)
+    went = await collect(driver.log, plan_of(driver, Policy(), now_unix_s=left.stat().st_mtime + 2 * DAY_S))
     assert [victim.why for victim in went.victims] == [Why.TEMPORARY]
     assert not left.exists()
 
@@ -223,7 +231,7 @@ async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_anothe
 
     async def happen() -> None:
         await driver.snapshot()
-        went = await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+        went = await collect(driver.log, plan_of(driver, keeping(1)))
         assert any("snapshots/" in victim.name for victim in went.victims)
 
     run = await reader_of(driver, happen)
@@ -241,7 +249,7 @@ async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_da
         for number in range(4):
             await driver.round([await driver.push(0, np.full(19, 0.01 * number, np.float32))])
         await driver.snapshot()
-        await collect(driver.log, Retention(version_count=1), now_unix_s=NOW_S)
+        await collect(driver.log, plan_of(driver, keeping(1)))
 
     run = await reader_of(driver, happen)
     if read is _verify:
@@ -259,7 +267,7 @@ async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_ru
     driver = await trained(8)
 
     async def happen() -> None:
-        await collect(driver.log, Retention(version_count=8), now_unix_s=NOW_S)
+        await collect(driver.log, plan_of(driver, keeping(8)))
         assert isinstance(driver.objects, DictObjects)
         for name in [name for name in driver.objects.objects if "/updates/" in name or "/deltas/" in name]:
             del driver.objects.objects[name]

@@ -31,10 +31,9 @@ class DictObjects:
             raise ObjectExistsError(f"object exists. name={name}")
         self.objects[name] = (bytes(data), self._unix())
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`."""
-        stop = None if length is None else offset + length
-        return self._data(name)[offset:stop]
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
+        """Returns the object's bytes, or its first `length`."""
+        return self._data(name)[:length]
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""

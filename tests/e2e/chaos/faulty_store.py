@@ -30,9 +30,9 @@ class FaultyStore:
         """Puts an object that must not exist."""
         await self._call("create", name, lambda: self._inner.create(name, data), lambda: self._litter(data))
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
         """Returns the object's bytes."""
-        return await self._call("get", name, lambda: self._inner.get(name, offset=offset, length=length))
+        return await self._call("get", name, lambda: self._inner.get(name, length=length))
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
@@ -29,8 +26,6 @@ _PIECES_IN_FLIGHT: Final = 4
 # Objects are read in ranges, one request each. At 2.2 Mbit/s and more a range takes less than the 60 s of a request,
 # and most objects, such as pushed parts of 8 MiB, are one range.
 RANGE_BYTES: Final = 16 * 2**20
-_RANGES_AHEAD: Final = 4  # of one reader, in flight or read
-_ALL_RANGES_AHEAD: Final = 8  # of all readers together: 128 MiB of memory
 _END_SIGNS: Final = ("416 Range Not Satisfiable", "Invalid range", "range was invalid")  # of a range behind the end
 _ERROR_CODE: Final = re.compile(r"<Code>(\w+)</Code>")  # in an S3 server's answer
 _NO_CREDENTIALS: Final = "http://169.254.169.254/"  # where obstore asks a cloud machine for its role when it has none
@@ -43,26 +38,24 @@ class ObstoreObjects:
     def __init__(self, store: ObjectStore, *, range_bytes: int = RANGE_BYTES) -> None:
         self.store = store
         self._range_bytes = range_bytes
-        self._ahead_count = 0
 
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist, with the store's own put-if-absent."""
         with translated_errors("create", check_object_name(name)):
             await obstore.put_async(self.store, name, data, mode="create", use_multipart=False)
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`."""
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
+        """Returns the object's bytes, or its first `length`."""
         with translated_errors("get", check_object_name(name)):
-            if offset == 0 and length is None:
+            if length is None:
                 return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
-            found = None if length == 0 else await self._range(name, offset, length)
-            return b"" if found is None else bytes(await found.bytes_async())
+            beginning = await self._range(name, 0, length)
+            return b"" if beginning is None else bytes(await beginning.bytes_async())
 
-    async def _range(self, name: str, start: int, length: int | None) -> obstore.GetResult | None:
+    async def _range(self, name: str, start: int, length: int) -> obstore.GetResult | None:
         """Returns what is in a range, `length` bytes at most; None if the object ends before it."""
-        options: obstore.GetOptions = {"range": {"offset": start} if length is None else (start, start + length)}
         try:
-            return await obstore.get_async(self.store, name, options=options)
+            return await obstore.get_async(self.store, name, options={"range": (start, start + length)})
         except exceptions.BaseError as error:
             if any(sign in str(error) for sign in _END_SIGNS):
                 return None
@@ -72,76 +65,43 @@ class ObstoreObjects:
         """Puts a blob, in pieces where it is large."""
         check_object_name(name)
         if isinstance(chunks, bytes):
-            return await self._put_whole(name, chunks)
-        if not isinstance(chunks, AsyncIterator):
-            chunks = _each(chunks)
-        head = bytearray()
-        async for chunk in chunks:
+            chunks = [chunks]
+        source = chunks if isinstance(chunks, AsyncIterator) else _each(chunks)
+        head, size = bytearray(), 0
+        while len(head) <= _PIECE_BYTES and (chunk := await anext(source, None)) is not None:
             head += chunk
-            if len(head) > _PIECE_BYTES:
-                return await self._put_pieces(name, head, chunks)
-        return await self._put_whole(name, head)
 
-    async def _put_whole(self, name: str, data: bytes | bytearray) -> int:
-        with translated_errors("write", name):
-            await obstore.put_async(self.store, name, data, use_multipart=False)
-        return len(data)
-
-    async def _put_pieces(self, name: str, head: bytearray, rest: AsyncIterator[bytes]) -> int:
-        size = 0
-
-        async def counted() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
             nonlocal size
-            size += len(head)
             yield bytes(head)
-            async for chunk in rest:
+            async for chunk in source:
                 size += len(chunk)
                 yield chunk
 
+        is_small = len(head) <= _PIECE_BYTES
         with translated_errors("write", name):
             await obstore.put_async(
-                self.store, name, counted(), chunk_size=_PIECE_BYTES, max_concurrency=_PIECES_IN_FLIGHT
+                self.store,
+                name,
+                head if is_small else pieces(),
+                use_multipart=not is_small,
+                chunk_size=_PIECE_BYTES,
+                max_concurrency=_PIECES_IN_FLIGHT,
             )
-        return size
+        return len(head) + size
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`, and reads the next ranges while one is being yielded."""
+        """Yields the object's bytes from `offset`, one range after another."""
         check_object_name(name)
-        ahead: deque[asyncio.Task[obstore.Bytes]] = deque()  # the range that is being yielded too, if it was read ahead
-        size = following = offset + 1
-        try:
-            for start in itertools.count(offset, self._range_bytes):
-                if start >= size:
-                    return
-                held = ahead[0] if ahead else None
-                if held is not None:
-                    pieces = _cut(name, _only(await held))
-                else:
-                    with translated_errors("stream", name):
-                        found = await self._range(name, start, self._range_bytes)
-                    if found is None:
-                        return
-                    size, following = found.meta["size"], start + self._range_bytes
-                    pieces = _cut(name, found.stream(min_chunk_size=STREAM_CHUNK_BYTES).__aiter__())
-                while following < size and len(ahead) < _RANGES_AHEAD and self._ahead_count < _ALL_RANGES_AHEAD:
-                    ahead.append(asyncio.create_task(self._whole(name, following)))
-                    following += self._range_bytes
-                    self._ahead_count += 1
-                async for piece in pieces:
-                    yield piece
-                if held is not None:
-                    ahead.popleft()
-                    self._ahead_count -= 1
-        finally:
-            self._ahead_count -= len(ahead)
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
-
-    async def _whole(self, name: str, start: int) -> obstore.Bytes:
         with translated_errors("stream", name):
-            found = await self._range(name, start, self._range_bytes)
-            return await found.bytes_async() if found is not None else obstore.Bytes()
+            while (found := await self._range(name, offset, self._range_bytes)) is not None:
+                async for piece in found.stream(min_chunk_size=STREAM_CHUNK_BYTES):
+                    view = memoryview(piece)
+                    for start in range(0, len(view), STREAM_CHUNK_BYTES):
+                        yield bytes(view[start : start + STREAM_CHUNK_BYTES])
+                    offset += len(view)
+                if offset >= found.meta["size"]:
+                    return
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
@@ -174,28 +134,12 @@ async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
         yield bytes(piece)
 
 
-async def _only(data: obstore.Bytes) -> AsyncIterator[obstore.Bytes]:
-    yield data
-
-
-async def _cut(name: str, source: AsyncIterator[obstore.Bytes | bytes]) -> AsyncIterator[bytes]:
-    """Yields what `source` does in pieces of at most `STREAM_CHUNK_BYTES`."""
-    while True:
-        with translated_errors("stream", name):
-            data = await anext(source, None)
-        if data is None:
-            return
-        view = memoryview(data)
-        for start in range(0, len(view), STREAM_CHUNK_BYTES):
-            yield bytes(view[start : start + STREAM_CHUNK_BYTES])
-
-
 @contextlib.contextmanager
 def translated_errors(operation: str, name: str) -> Iterator[None]:
     """Turns obstore's and the operating system's errors into the store's own."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:  # an object has none below it
         if "NoSuchBucket" in str(error):  # a missing bucket must not pass for an empty one
             raise StoreRefusedError(f"bucket does not exist. operation={operation}, name={name}") from error
         raise ObjectMissingError(f"object is missing. name={name}") from error

@@ -44,8 +44,8 @@ class Objects(Protocol):
             StoreFullError: no space.
         """
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`; fewer where it ends.
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
+        """Returns the object's bytes, or its first `length`; fewer where it ends.
 
         Raises:
             ObjectMissingError: there is no such object.

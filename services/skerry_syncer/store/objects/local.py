@@ -14,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import stat
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
@@ -28,21 +27,19 @@ from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Ob
 
 TEMPORARY: Final = "temporary"
 MARKER: Final = "skerry.store"  # says that a folder is a store: without it, its volume is not mounted
-# Files that hold space for log entries, because a collection on a full disk begins with an entry. One is larger than
-# the entry that condemns a thousand objects.
+# A file that holds space for log entries, because a collection on a full disk begins with an entry. It is given up in
+# pieces, each larger than the entry that condemns a thousand objects.
 RESERVE: Final = "reserve"
-_RESERVE_COUNT: Final = 64
-_RESERVE_BYTES: Final = 2**18
+_RESERVE_BYTES: Final = 2**24
+_RESERVE_PIECE_BYTES: Final = 2**18
 # Only the owner may read a model: all processes of a `file://` store run as one user.
 FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
-_REMEMBERED: Final = 10_000  # folders, and objects; a few MB each. What was forgotten is synced once more
+_REMEMBERED: Final = 10_000  # folders, a few MB. What was forgotten is synced once more
 _PAGE: Final = 1000  # objects that are listed at a time
-# Inode, device and time of change (ns), which tell a file from all others that have had its name.
-_File: TypeAlias = tuple[int, int, int]
 
 
 class FileSystem:
@@ -101,11 +98,10 @@ class LocalObjects:
         self._entropy = entropy
         self._file_system = file_system or FileSystem()
         self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
-        self._synced = OrderedDict[str, _File]()  # by name: what was created or read here, and its name synced
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the object's bytes from `offset`, at most `length`."""
-        return await self._readers.run(self._get, check_object_name(name), offset, length)
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
+        """Returns the object's bytes, or its first `length`."""
+        return await self._readers.run(self._get, check_object_name(name), length)
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
@@ -127,24 +123,13 @@ class LocalObjects:
         self._is_marked = True
 
     def fill_reserve(self) -> None:
-        """Makes what is missing of the reserve, as far as there is space, from now on after each deletion; blocks."""
+        """Makes the reserve as large as there is space for, from now on after each deletion; blocks."""
         self._has_reserve = True
-        folder = self.root / RESERVE
-        with contextlib.suppress(OSError):
-            folder.mkdir(FOLDER_MODE, exist_ok=True)
-            for path in (folder / f"{number:02}" for number in range(_RESERVE_COUNT)):
-                if not path.exists():
-                    partial = self.root / TEMPORARY / self._entropy.hex_id()
-                    partial.parent.mkdir(FOLDER_MODE, exist_ok=True)
-                    try:
-                        with os.fdopen(os.open(partial, _NEW_FILE, _FILE_MODE), "wb") as file:
-                            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
-                        partial.rename(path)
-                    finally:
-                        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), open(self.root / RESERVE, "ab", opener=_open_private) as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
 
     async def create(self, name: str, data: bytes) -> None:
-        """Writes, syncs and publishes an object; on a full disk in a file of the reserve."""
+        """Writes, syncs and publishes an object; on a full disk in the space of the reserve."""
         await self._workers.run(self._create, check_object_name(name), data)
 
     async def write(self, name: str, chunks: Chunks) -> int:
@@ -167,66 +152,51 @@ class LocalObjects:
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
-        file = await self._readers.run(self._open, check_object_name(name))
-        while True:
-            with translated_errors("stream", name):
-                piece = await self._readers.run(file.read, offset, STREAM_CHUNK_BYTES)
-            if not piece:
-                return
-            yield piece
-            offset += len(piece)
+        with translated_errors("stream", name):
+            file = await self._readers.run(self._open, check_object_name(name))
+            try:
+                file.seek(offset)
+                while piece := await self._readers.run(file.read, STREAM_CHUNK_BYTES):
+                    yield piece
+            finally:
+                file.close()
 
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes these objects, and the folders that are empty then."""
         await self._workers.run(self._delete, [check_object_name(name) for name in names])
 
     async def sync_parent(self, *names: str) -> None:
-        """Makes names in one folder durable, unless this process has done so and they mean the same files still."""
-        await self._workers.run(self._sync_parent, [check_object_name(name) for name in names])
+        """Makes names in one folder durable."""
+        await self._workers.run(self._sync_parent, check_object_name(names[-1]))
 
     def _create(self, name: str, data: bytes) -> None:
-        try:
-            draft = self._begin(name)
-            self._finish(draft, data)
-        except StoreFullError:
-            if (reserved := self._from_reserve(name)) is None:
-                raise
-            draft = reserved
-            self._finish(draft, data)
-        file = _file(self.root / name)
-        if file is not None and file[0] == os.fstat(draft.descriptor).st_ino:
-            self._remember(name, file)
+        while True:
+            try:
+                self._put(name, data)
+            except StoreFullError:
+                if not self._shrink_reserve():
+                    raise
+            else:
+                return
 
-    def _remember(self, name: str, file: _File) -> None:
-        self._synced[name] = file
-        if len(self._synced) > _REMEMBERED:
-            self._synced.popitem(last=False)
+    def _shrink_reserve(self) -> bool:
+        """Frees a piece of the reserve; returns false if there is none left."""
+        path = self.root / RESERVE
+        try:
+            size = path.stat().st_size
+            os.truncate(path, max(0, size - _RESERVE_PIECE_BYTES))
+        except OSError:
+            return False
+        return size > 0
 
     def _put(self, name: str, *pieces: bytes | memoryview) -> None:
-        self._finish(self._begin(name), *pieces)
-
-    def _finish(self, draft: _Draft, *pieces: bytes | memoryview) -> None:
+        draft = self._begin(name)
         try:
             for data in pieces:
                 self._append(draft, data)
-            os.ftruncate(draft.descriptor, sum(map(len, pieces)))
             self._publish(draft)
         finally:
             self._file_system.remove(draft.path)
-
-    def _from_reserve(self, name: str) -> _Draft | None:
-        """Takes a file of the reserve as the draft of an object: its space is never free for others to take."""
-        folder = self.root / RESERVE
-        for reserved in sorted(folder.glob("[0-9][0-9]")):
-            path = self.root / TEMPORARY / self._entropy.hex_id()
-            with contextlib.suppress(OSError):
-                reserved.rename(path)  # fails if another process took it
-                self._file_system.sync_folder(folder)  # else it is back after a power cut, with the object's content
-                draft = _Draft(name, path, os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-                if os.fstat(draft.descriptor).st_nlink == 1:
-                    return draft
-                path.unlink()
-        return None
 
     @contextlib.contextmanager
     def _opened_root(self) -> Iterator[int]:
@@ -252,13 +222,13 @@ class LocalObjects:
         with self._opened_root():
             pass
 
-    def _get(self, name: str, offset: int, length: int | None) -> bytes:
-        with translated_errors("get", name):
-            return self._open(name).read(offset, length)
+    def _get(self, name: str, length: int | None) -> bytes:
+        with self._open(name) as file, translated_errors("get", name):
+            return file.read(-1 if length is None else length)
 
-    def _open(self, name: str) -> _Opened:
+    def _open(self, name: str) -> BinaryIO:
         with self._opened_root() as root, translated_errors("read", name):
-            return _Opened(name, root)
+            return open(name, "rb", opener=partial(os.open, dir_fd=root))
 
     def _folders(self, prefix: str) -> Sequence[str]:
         for _, folders, _, _ in self._walk(prefix):
@@ -313,8 +283,7 @@ class LocalObjects:
         """
         if folder == self.root:
             return
-        file = _file(folder)
-        if file is not None and self._durable.get(folder) == file[0]:
+        if folder.is_dir() and self._durable.get(folder) == folder.stat().st_ino:
             return
         self._make_durable(folder.parent)
         self._check_root()  # the volume may be gone since the draft was begun
@@ -324,17 +293,11 @@ class LocalObjects:
             self._durable.clear()
         self._durable[folder] = folder.stat().st_ino
 
-    def _sync_parent(self, names: Sequence[str]) -> None:
-        files = {name: _file(self.root / name) for name in names}  # what is there afterwards may be others
-        if all(file is not None and self._synced.get(name) == file for name, file in files.items()):
-            return
-        with translated_errors("sync", names[-1]):
-            folder = (self.root / names[-1]).parent
+    def _sync_parent(self, name: str) -> None:
+        with translated_errors("sync", name):
+            folder = (self.root / name).parent
             self._make_durable(folder)
             self._file_system.sync_folder(folder)
-        for name, file in files.items():
-            if file is not None:
-                self._remember(name, file)
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
@@ -360,39 +323,10 @@ class _Draft:
         os.close(self.descriptor)
 
 
-class _Opened:
-    """A file that is being read; closed when the last reference ends, so that no thread reads a reused descriptor."""
-
-    def __init__(self, name: str, root: int) -> None:
-        self._descriptor = -1
-        try:
-            self._descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
-        except NotADirectoryError as error:  # an object has no objects below it
-            raise FileNotFoundError(name) from error
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise FileNotFoundError(name)
-
-    def read(self, offset: int, length: int | None = None) -> bytes:
-        """Returns the bytes from `offset`, at most `length`; none at the end."""
-        left = max(os.fstat(self._descriptor).st_size - offset, 0)
-        left, pieces = left if length is None else min(left, length), list[bytes]()
-        while left and (piece := os.pread(self._descriptor, left, offset)):  # may be short, as before a bad sector
-            pieces.append(piece)
-            offset, left = offset + len(piece), left - len(piece)
-        return b"".join(pieces)
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
-def _file(path: Path) -> _File | None:
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_dev, status.st_ctime_ns
-    return None
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +15,12 @@ from obstore.store import MemoryStore, S3Store
 from skerry.net.tls import is_loopback
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.runtime.workers import ThreadWorkers
 from skerry_syncer.store.errors import StoreError, StoreURLError
 from skerry_syncer.store.objects.buckets import ObstoreObjects
 from skerry_syncer.store.objects.credentials import checked_endpoint, found_credentials
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.objects.local import FOLDER_MODE, MARKER, LocalObjects
+from skerry_syncer.store.objects.local import FOLDER_MODE, MARKER, FileSystem, LocalObjects
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -118,69 +117,45 @@ def _absolute(path: str, url: str) -> Path:
 
 
 def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
-    workers = ThreadWorkers(_FILE_THREADS, name="skerry-store")
     try:
-        if new and not root.exists():
-            _begin(root, workers)
-        is_there, is_folder = root.exists(), root.is_dir()
-    except (OSError, StoreError) as error:
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise StoreURLError(f"store's folder can't be used: {cause}. path={root}") from error
-    if is_there and not is_folder:
-        raise StoreURLError(f"store's folder can't be used: it is a file. path={root}")
-    if is_there and not os.access(root, os.R_OK | os.X_OK | (os.W_OK if writes else 0)):
-        raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
-    is_marked = (root / MARKER).exists()
+        if new:
+            _make_durable(root)
+        is_marked = root.is_dir() and (root / MARKER).exists()
+        if root.exists():
+            next(root.iterdir(), None)
+    except OSError as error:
+        raise StoreURLError(f"store's folder can't be used: {error.strerror}. path={root}") from error
     if not is_marked and not new:
-        fact = f"the folder has no {MARKER}" if is_there else "the folder does not exist"
+        fact = f"the folder has no {MARKER}" if root.exists() else "the folder does not exist"
         raise StoreURLError(
             f"there is no store: {fact}. path={root}. Is its volume mounted? "
             "`skerry serve --new-store` begins a new store."
         )
-    readers = ThreadWorkers(_READ_THREADS, name="skerry-read")
-    objects = LocalObjects(root, workers=workers, readers=readers, entropy=SystemEntropy(), is_marked=is_marked)
+    if writes and not os.access(root, os.W_OK):
+        raise StoreURLError(f"store's folder can't be used: permission denied. path={root}")
+    objects = LocalObjects(
+        root,
+        workers=ThreadWorkers(_FILE_THREADS, name="skerry-store"),
+        readers=ThreadWorkers(_READ_THREADS, name="skerry-read"),
+        entropy=SystemEntropy(),
+        is_marked=is_marked,
+    )
     if not is_marked:
         try:
             objects.mark()
         except StoreError as error:
             raise StoreURLError(f"store's folder can't be written. path={root}, cause={error}") from error
+        _LOG.info("store begun", path=str(root))
     return objects
 
 
-def _begin(root: Path, workers: Workers) -> None:
-    """Makes a folder that is a store at once, because another process may begin the same one."""
-    _make_root(root.parent)
-    entropy = SystemEntropy()
-    partial = root.with_name(f".{root.name}-{entropy.hex_id()}")
-    partial.mkdir(FOLDER_MODE)
-    try:
-        LocalObjects(partial, workers=workers, entropy=entropy).mark()
-        partial.rename(root)
-    except OSError:
-        if not root.is_dir():
-            raise
-        return  # the other process was faster
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _sync(root.parent)
-    _LOG.info("store begun", path=str(root))
-
-
-def _make_root(root: Path) -> None:
+def _make_durable(folder: Path) -> None:
     """Makes the folder and what is above it, each synced into its parent."""
-    if root.is_dir():
+    if folder.is_dir():
         return
-    _make_root(root.parent)
-    root.mkdir(exist_ok=True)
-    _sync(root.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _make_durable(folder.parent)
+    folder.mkdir(FOLDER_MODE, exist_ok=True)
+    FileSystem().sync_folder(folder.parent)
 
 
 def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:

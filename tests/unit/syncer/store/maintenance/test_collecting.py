@@ -179,9 +179,9 @@ class Interrupted(DictObjects):
             self._happen = None
             await happen()
 
-    async def get(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    async def get(self, name: str, *, length: int | None = None) -> bytes:
         await self._interrupt(name)
-        return await super().get(name, offset=offset, length=length)
+        return await super().get(name, length=length)
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         await self._interrupt(name)

@@ -6,7 +6,6 @@ folder was synced after the name was made. What was not synced may survive or no
 
 import contextlib
 import errno
-import os
 import random
 import shutil
 import subprocess
@@ -254,35 +253,6 @@ async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_pa
     assert files.survivors(unsynced_names_survive=False) == {"deltas/p/d/3": b"x"}
 
 
-async def test_a_name_that_is_known_to_be_durable_is_not_synced_again(tmp_path: Path) -> None:
-    """Clients that list and open runs as fast as they can would otherwise take the disk from those that write."""
-    first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
-    writer, reader = store_on(first, "writer", seed=0), store_on(second, "reader", seed=1)
-    run = await opened_run(writer)
-    await writer.publish(RUN.name, RUN.uid)
-
-    async def steps_of_reading(store: Store, disk: CuttableFileSystem) -> int:
-        before = disk.step_count
-        assert await store.list_runs() == [(RUN.name, await store.resolve(RUN.name))]
-        again = await store.open_run(RUN.name, RUN.uid)
-        assert again.state.position == run.state.position > 0
-        store.release(again)
-        return disk.step_count - before
-
-    assert await steps_of_reading(writer, first) == 0, "what it has created was synced again"
-    assert await steps_of_reading(reader, second) > 0, "what another process wrote was not made durable"
-    objects = {str(path.relative_to(tmp_path)) for path in files_below(tmp_path)}
-    assert {str(path.relative_to(tmp_path)) for path in second.synced_names} >= objects
-    assert await steps_of_reading(reader, second) == 0
-    await run.log.append([SessionItem("other", SESSION, "")])
-    assert await steps_of_reading(reader, second) == 1
-    for path in files_below(tmp_path):  # as a repair does: other files, whose bytes are the same
-        data = path.read_bytes()
-        path.unlink()
-        await opened(tmp_path, CuttableFileSystem(tmp_path)).create(str(path.relative_to(tmp_path)), data)
-    assert await steps_of_reading(reader, second) > 1
-
-
 async def test_a_part_beside_known_ones_is_made_durable_before_it_is_listed(tmp_path: Path) -> None:
     """A replica has listed a delta's first parts when the writer of the last is killed before it syncs the folder."""
     first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
@@ -326,17 +296,6 @@ async def test_a_linked_folder_is_listed(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to("elsewhere")
     assert await objects.folders("runs") == ["run"]
     assert [one.name async for one in objects.list("runs")] == ["runs/run/uid/x"]
-
-
-async def test_a_read_that_comes_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = opened(tmp_path, FileSystem())
-    await objects.create(ENTRY, CONTENT)
-    pread = os.pread
-    monkeypatch.setattr(
-        "skerry_syncer.store.objects.local.os.pread", lambda *args: pread(args[0], min(args[1], 4), args[2])
-    )
-    assert await objects.get(ENTRY) == CONTENT
-    assert await objects.get(ENTRY, offset=3, length=9) == CONTENT[3:12]
 
 
 async def test_reading_makes_no_folder(tmp_path: Path) -> None:

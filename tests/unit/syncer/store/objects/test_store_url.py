@@ -207,7 +207,7 @@ class _ReturningWorkers(InlineWorkers):
     "read",
     [
         lambda objects: objects.get("runs/a/1"),
-        lambda objects: objects.get("runs/a/1", offset=1, length=1),
+        lambda objects: objects.get("runs/a/1", length=1),
         lambda objects: _joined(objects.stream("runs/a/1")),
         lambda objects: objects.folders("runs"),
         lambda objects: objects.folders(""),

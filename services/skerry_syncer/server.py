@@ -23,7 +23,7 @@ from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
-from skerry_syncer.access.certificates import ServerCertificates
+from skerry_syncer.access.certificates import server_credentials
 from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.access.limits import MAX_MESSAGE_BYTES, MAX_STREAMS
 from skerry_syncer.rpc.capabilities import CapabilitiesServicer
@@ -187,7 +187,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         if settings.tls is None:
             port = server.add_insecure_port(settings.listen)
         else:
-            port = server.add_secure_port(settings.listen, ServerCertificates(settings.tls).credentials())
+            port = server.add_secure_port(settings.listen, server_credentials(settings.tls))
     except RuntimeError as error:
         raise ListenError("--listen", settings.listen) from error
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import zstandard
 
 from skerry.v1 import exchange_pb2 as exchange
-from skerry.wire.codecs import Codec, Compressor
+from skerry.wire.codecs import COMPRESSORS, Codec, Compressor
 from skerry.wire.digests import delta_digest
 from tests.support.raw_learner import Float32s
 
@@ -27,7 +27,7 @@ def frame(
 ) -> bytes:
     size = len(payload) if raw_size is None else raw_size
     header = struct.pack(
-        "<4sBBHQIII", b"SKF1", codec.number, compressor.number, block, first, numel, len(payload), size
+        "<4sBBHQIII", b"SKF1", codec.number, COMPRESSORS.index(compressor), block, first, numel, len(payload), size
     )
     return header + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header))) + payload
 

@@ -16,7 +16,7 @@ from skerry.wire.untrained import UntrainedTensor
 
 _log = get_logger(__name__)
 
-# Packed, as they travel beside the run's tensors, which take less. Digests can't be packed.
+# Packed, as they travel beside the run's tensors, which take less. Checksums can't be packed.
 _MOST_BYTES: Final = 2 * 2**20
 _NAMED: Final = 3  # in a message
 
@@ -43,7 +43,7 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     """
     facts = {"run": session.settings.run, "learner": session.settings.learner_id}
     own = await session.workers.run(session.parameters.untrained)
-    if loose := [tensor.name for tensor in own if not tensor.digest]:
+    if loose := [tensor.name for tensor in own if tensor.checksum is None]:
         _log.warning(
             "buffers, and frozen parameters that are offloaded, quantised, sparse or nested, are neither synchronised "
             "nor compared: each learner keeps its own values, and exports take them from --base",
@@ -51,9 +51,9 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
             count=len(loose),
             names=loose[:_NAMED],
         )
-    theirs = [tensor for tensor in untrained_from_messages(run.untrained) if tensor.digest]
+    theirs = [tensor for tensor in untrained_from_messages(run.untrained) if tensor.checksum is not None]
     if not theirs:
-        if any(tensor.digest for tensor in own):
+        if any(tensor.checksum is not None for tensor in own):
             _log.warning(
                 "the run has no record of frozen parameters: whether learners have the same is not checked", **facts
             )
@@ -88,7 +88,7 @@ def _counted(differences: Sequence[str], theirs: Sequence[UntrainedTensor]) -> s
 
 def _differences(own: Iterable[UntrainedTensor], theirs: Iterable[UntrainedTensor]) -> Iterator[tuple[str, str]]:
     """Yields the name of each frozen parameter that differs, and in words how."""
-    here, there = ({tensor.name: tensor for tensor in side if tensor.digest} for side in (own, theirs))
+    here, there = ({tensor.name: tensor for tensor in side if tensor.checksum is not None} for side in (own, theirs))
     unread = {tensor.name for tensor in own} - here.keys()  # such as parameters that were offloaded to a disk
     for name in sorted(here.keys() | there.keys() - unread):
         if name not in here or name not in there:

@@ -538,14 +538,14 @@ class UntrainedTensor(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name in the model, under the same rules as Tensor.name; no tensor that is trained has it."""
     dtype: _builtins.str
     """Element type, as the creator's framework calls it, for example "bfloat16" or "uint8"."""
-    digest: _builtins.bytes
-    """Values digest (protos/FORMAT.md, section 7). Empty for a tensor
-    whose values are not compared, such as a buffer, because each learner has its own.
+    checksum: _builtins.int
+    """Checksum of its values (protos/FORMAT.md, section 7). Absent for a tensor whose values are not compared, such as a
+    buffer, because each learner has its own.
     """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -557,13 +557,15 @@ class UntrainedTensor(_message.Message):
         name: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
-        digest: _builtins.bytes = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___UntrainedTensor: _TypeAlias = UntrainedTensor  # noqa: Y015
 
@@ -932,7 +934,7 @@ class Run(_message.Message):
     @_builtins.property
     def untrained(self) -> _containers.RepeatedCompositeFieldContainer[Global___UntrainedTensor]:
         """The rest of the model, as its creator has it; empty: not known. A learner whose own tensors of these names have
-        other shapes, types or digests SHOULD NOT train unless a person allows it, as for quantised bases, which differ on
+        other shapes, types or checksums SHOULD NOT train unless a person allows it, as for quantised bases, which differ on
         purpose.
         """
 

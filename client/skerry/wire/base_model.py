@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from skerry.wire.safetensors import FileTensor, read_file_header
-from skerry.wire.untrained import UntrainedTensor, values_digest
+from skerry.wire.untrained import UntrainedTensor, values_checksum
 
 _PIECE_BYTES: Final = 2**20
 _NAMED: Final = 5  # tensors in a warning
@@ -47,13 +47,13 @@ class BaseTensor:
                 left -= len(piece)
                 yield piece
 
-    def digest(self) -> bytes:
-        """Returns the digest of its values."""
+    def checksum(self) -> int:
+        """Returns the checksum of its values."""
         item_bytes = self.place.size_bytes // max(1, math.prod(self.place.shape))
         kind = "u1" if item_bytes == 1 else f"<i{item_bytes}"
         if not self.place.size_bytes:
-            return values_digest(np.empty(self.place.shape, np.uint8))
-        return values_digest(
+            return values_checksum(np.empty(self.place.shape, np.uint8))
+        return values_checksum(
             np.memmap(self.path, kind, mode="r", offset=self.place.offset, shape=self.place.shape or (1,))
         )
 
@@ -107,9 +107,9 @@ class BaseModel:
         """Yields a tensor's bytes, and takes note if they are not those of the run's creator."""
         tensor, wanted = self.tensors[name], self._recorded.get(name)
         yield from tensor.pieces()
-        if wanted is not None and wanted.digest:
+        if wanted is not None and wanted.checksum is not None:
             dtype = _DTYPES.get(tensor.place.code)
-            if (dtype, tensor.place.shape) != (wanted.dtype, wanted.shape) or tensor.digest() != wanted.digest:
+            if (dtype, tensor.place.shape) != (wanted.dtype, wanted.shape) or tensor.checksum() != wanted.checksum:
                 self.other.append(name)
 
     def remarks(self) -> Iterator[str]:

@@ -35,12 +35,12 @@ class Codec(StrEnum):
     @property
     def number(self) -> int:
         """The codec's number in a frame header."""
-        return _CODEC_NUMBERS[self]
+        return _CODECS[self][0]
 
     @property
     def bits(self) -> int:
         """Bits an element, scales apart."""
-        return _CODEC_BITS[self]
+        return _CODECS[self][1]
 
     @property
     def has_blocks(self) -> bool:
@@ -61,25 +61,19 @@ class Codec(StrEnum):
         return self.code_size(numel) + (4 * block_count if self.has_blocks else 0)
 
 
-_CODEC_NUMBERS: Final = {Codec.FLOAT32: 1, Codec.INT8: 3, Codec.INT4: 4}
-_CODEC_BITS: Final = {Codec.FLOAT32: 32, Codec.INT8: 8, Codec.INT4: 4}
-CODEC_OF_NUMBER: Final = {number: codec for codec, number in _CODEC_NUMBERS.items()}
+# Number in a frame header, and bits an element.
+_CODECS: Final = {Codec.FLOAT32: (1, 32), Codec.INT8: (3, 8), Codec.INT4: (4, 4)}
+CODEC_OF_NUMBER: Final = {codec.number: codec for codec in Codec}
 
 
 class Compressor(StrEnum):
-    """How a frame's bytes are compressed. `number` is what the frame header holds."""
+    """How a frame's bytes are compressed."""
 
     NONE = "none"
     ZSTD = "zstd"
 
-    @property
-    def number(self) -> int:
-        """The compressor's number in a frame header."""
-        return _COMPRESSOR_NUMBERS[self]
 
-
-_COMPRESSOR_NUMBERS: Final = {Compressor.NONE: 0, Compressor.ZSTD: 1}
-COMPRESSOR_OF_NUMBER: Final = {number: compressor for compressor, number in _COMPRESSOR_NUMBERS.items()}
+COMPRESSORS: Final = (Compressor.NONE, Compressor.ZSTD)  # by their number in a frame header
 
 
 class PerThread(threading.local, Generic[T]):

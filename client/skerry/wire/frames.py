@@ -19,7 +19,7 @@ from zlib_ng.zlib_ng import crc32  # 15 times as fast as zlib's
 
 from skerry.wire.codecs import (
     CODEC_OF_NUMBER,
-    COMPRESSOR_OF_NUMBER,
+    COMPRESSORS,
     HEADER_SIZE,
     MAX_FRAME_NUMEL,
     Codec,
@@ -125,7 +125,14 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
         if len(compressed) < raw.nbytes:
             payload, compressor = compressed, Compressor.ZSTD
     header = _HEADER.pack(
-        MAGIC, cut.codec.number, compressor.number, cut.block, cut.first, cut.numel, len(payload), raw.nbytes
+        MAGIC,
+        cut.codec.number,
+        COMPRESSORS.index(compressor),
+        cut.block,
+        cut.first,
+        cut.numel,
+        len(payload),
+        raw.nbytes,
     )
     checksum = crc32(payload, crc32(header))
     return b"".join((header, _CRC.pack(checksum), payload))
@@ -158,7 +165,7 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
         raise FrameError(WireReason.TRUNCATED, f"header is cut. expected={HEADER_SIZE}, actual={len(buffer)}")
     magic, codec_number, compressor_number, block, first, numel, payload_size, raw_size = _HEADER.unpack_from(buffer)
     codec = CODEC_OF_NUMBER.get(codec_number)
-    compressor = COMPRESSOR_OF_NUMBER.get(compressor_number)
+    compressor = COMPRESSORS[compressor_number] if compressor_number < len(COMPRESSORS) else None
     if magic != MAGIC or codec is None or compressor is None:
         msg = f"not a frame. magic={magic!r}, codec={codec_number}, compressor={compressor_number}"
         raise FrameError(WireReason.BAD_HEADER, msg)

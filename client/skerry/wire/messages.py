@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, 
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -270,7 +271,7 @@ def tensor_from_message(tensor: v1.Tensor) -> TensorSpec:
 
 def untrained_to_messages(tensors: Iterable[UntrainedTensor]) -> list[v1.UntrainedTensor]:
     """Returns the tensors of a model that are not trained."""
-    return [v1.UntrainedTensor(name=one.name, shape=one.shape, dtype=one.dtype, digest=one.digest) for one in tensors]
+    return [v1.UntrainedTensor(**msgspec.structs.asdict(tensor)) for tensor in tensors]
 
 
 def untrained_from_messages(messages: Iterable[v1.UntrainedTensor]) -> tuple[UntrainedTensor, ...]:
@@ -279,4 +280,4 @@ def untrained_from_messages(messages: Iterable[v1.UntrainedTensor]) -> tuple[Unt
     Raises:
         ValueError: a field is not legal.
     """
-    return tuple(UntrainedTensor(one.name, tuple(one.shape[: MAX_DIMS + 1]), one.dtype, one.digest) for one in messages)
+    return tuple(msgspec.convert(to_values(message), UntrainedTensor) for message in messages)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.wire.digests import DIGEST_SIZE
 from skerry.wire.layout import MAX_DIMS, MAX_TENSOR_NAME_BYTES
 
 # Elements that are summed up at a time.
 _PIECE_NUMEL: Final = 2**20
 
 
-@dataclass(frozen=True)
-class UntrainedTensor:
-    """A tensor that is not exchanged.
+class UntrainedTensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor that is not exchanged; its fields are also those of its JSON in a store.
 
     Raises:
         ValueError: a field is not legal.
@@ -27,40 +24,21 @@ class UntrainedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str  # as the framework calls it, for example "bfloat16" or "uint8"
-    digest: bytes = b""  # of its values, `values_digest`; empty: they are not compared, each learner has its own
+    checksum: int | None = None  # of its values, `values_checksum`; None: each learner has its own
 
     def __post_init__(self) -> None:
         """Checks what a client may send."""
         if not 1 <= len(self.name.encode()) <= MAX_TENSOR_NAME_BYTES or len(self.dtype) > MAX_TENSOR_NAME_BYTES:
             raise ValueError(f"name or type of an untrained tensor is empty or too long. name={self.name[:80]!r}")
-        if (
-            len(self.shape) > MAX_DIMS
-            or any(size < 0 for size in self.shape)
-            or len(self.digest) not in (0, DIGEST_SIZE)
-        ):
-            raise ValueError(f"shape or digest of an untrained tensor is not legal. name={self.name[:80]!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns its JSON values."""
-        values = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
-        return values | {"digest": self.digest.hex()} if self.digest else values
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> UntrainedTensor:
-        """Returns what `to_json` gave.
-
-        Raises:
-            ValueError, KeyError, TypeError: it is something else.
-        """
-        digest = bytes.fromhex(values.get("digest", ""))
-        return cls(values["name"], tuple(values["shape"]), values["dtype"], digest)
+        if len(self.shape) > MAX_DIMS or any(size < 0 for size in self.shape):
+            raise ValueError(f"shape of an untrained tensor is not legal. name={self.name[:80]!r}")
 
 
-def values_digest(bits: NDArray[Any]) -> bytes:
-    """Returns the digest of a tensor's values: their bits, as integers of their size, weighted by their places.
+def values_checksum(bits: NDArray[Any]) -> int:
+    """Returns the checksum of a tensor's values: their bits, as integers of their size, weighted by their places.
 
-    The sum over all elements of their bits, times the product of their indices from 1 on, modulo 2^64, big-endian in 32
-    bytes. Integers of one byte are unsigned, all others signed.
+    The sum over all elements of their bits, times the product of their indices from 1 on, modulo 2^64. Integers of one
+    byte are unsigned, all others signed.
     """
     bits = bits.reshape(bits.shape or 1)
     rows = max(1, _PIECE_NUMEL * len(bits) // max(1, bits.size))
@@ -71,4 +49,4 @@ def values_digest(bits: NDArray[Any]) -> bytes:
             indices = np.arange(1, 1 + piece.shape[dim]) + (start if dim == 0 else 0)
             piece = (piece * indices).sum(axis=dim, dtype=np.int64)
         total += int(piece)
-    return (total % 2**64).to_bytes(DIGEST_SIZE)
+    return total % 2**64

@@ -2,61 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import grpc
 
 from skerry.net.tls import Tls, TlsFiles
-from skerry.runtime.logs import get_logger
 from skerry.wire.identity import SCHEME, Identity
+from skerry_syncer.access.reloading import Reloaded
 from skerry_syncer.errors import SyncerError
 
-_LOG: Final = get_logger(__name__)
 
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Returns the credentials of a port. With an authority to trust, clients must present a certificate of it.
 
-class ServerCertificates:
-    """What a server presents and trusts. It begins with what the files hold now.
-
-    The files are read at each new connection; those that are open keep what they began with. While the files can't be
-    used, new connections get the last certificate that could, and a warning is logged for each new reason.
-
-    TLS versions are gRPC's: 1.3, or 1.2 with clients that have no other. Python's gRPC offers no choice.
+    The files are read at each new connection; those that are open keep what they began with. TLS versions are gRPC's:
+    1.3, or 1.2 with clients that have no other. Python's gRPC offers no choice.
 
     Raises:
         ValueError: the files can't be used.
     """
+    files = Reloaded("certificates", tls.read)
 
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-        self._files = tls.read()
-        self._problem = ""
+    # Called by threads of gRPC. Each connection has a configuration of its own, because connections of one can resume
+    # each other's TLS sessions, in which the client's certificate is not looked at again: an expired one would get in.
+    def next_configuration() -> grpc.ServerCertificateConfiguration:
+        return _configuration(files.now())
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Returns the credentials of a port. With an authority to trust, clients must present a certificate of it."""
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(self._files),
-            self._next,
-            require_client_authentication=self._tls.ca is not None,
-        )
-
-    def _next(self) -> grpc.ServerCertificateConfiguration:
-        """Returns the configuration of a new connection; called by threads of gRPC.
-
-        Each connection has one of its own, because connections of one configuration can resume each other's TLS
-        sessions, in which the client's certificate is not looked at again: one that has expired would get in.
-        """
-        try:
-            files = self._tls.read(self._files)
-        except ValueError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                _LOG.warning("certificates can't be reloaded, the old ones stay in use", because=str(error))
-        else:
-            self._problem = ""
-            if files is not self._files:
-                self._files = files
-                _LOG.info("certificates reloaded", cert=str(self._tls.cert))
-        return _configuration(self._files)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(files.value), next_configuration, require_client_authentication=tls.ca is not None
+    )
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:

@@ -197,7 +197,7 @@ async def test_files_that_can_not_be_used_leave_the_old_certificate_in_service_a
             assert await presented(server.port, ours) == before
         assert await gets_in(server.port, ours)
         (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
-        assert warning["event"] == "certificates can't be reloaded, the old ones stay in use"
+        assert warning["event"] == "certificates can't be reloaded, what was read before stays in force"
         assert file.name in str(warning["because"])
         file.write_bytes(whole)
         make_keys(keys, *SERVER, "--renew")

@@ -10,7 +10,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.model.torch.shards import Region, local_part, region_of
-from skerry.wire.digests import DIGEST_SIZE
 from skerry.wire.untrained import UntrainedTensor
 
 # Elements that are summed up at a time, as int64.
@@ -61,11 +60,11 @@ def untrained_tensors(
     )
 
 
-def _combined(tensor: torch.Tensor, parts: Iterable[FrozenPart]) -> bytes:
+def _combined(tensor: torch.Tensor, parts: Iterable[FrozenPart]) -> int | None:
     held = [*parts]
     if not held or sum(part.region.numel for part in held) != tensor.numel():
-        return b""
-    return (sum(part.checksum for part in held) % 2**64).to_bytes(DIGEST_SIZE)
+        return None
+    return sum(part.checksum for part in held) % 2**64
 
 
 def is_readable(tensor: torch.Tensor) -> bool:

@@ -362,7 +362,7 @@ class RunSpec:
             "created_at_unix_s": self.created_at_unix_s,
             "fragments": [{"name": layout.name, "tensors": tensors(layout)} for layout in self.fragments],
         }
-        untrained = [tensor.to_json() for tensor in self.untrained]
+        untrained = msgspec.to_builtins(self.untrained)
         return canonical_json(values | ({"untrained": untrained} if untrained else {}))
 
     @classmethod
@@ -382,5 +382,5 @@ class RunSpec:
             for f in values["fragments"]
         )
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
-        untrained = tuple(UntrainedTensor.from_json(tensor) for tensor in values.get("untrained", ()))
+        untrained = msgspec.convert(values.get("untrained", ()), tuple[UntrainedTensor, ...])
         return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"], untrained)

@@ -44,7 +44,7 @@ def test_a_file_that_can_not_be_used_leaves_the_old_list_in_force_and_is_logged_
             file.unlink() if text is None else file.write_text(text)
             clock.now_s += 2
             assert is_denied(denied, US)
-    assert [line["event"] for line in logs] == ["deny list can't be reloaded, the old one stays in force"] * 2
+    assert [line["event"] for line in logs] == ["deny list can't be reloaded, what was read before stays in force"] * 2
 
 
 @pytest.mark.parametrize("text", [None, "us", "skerry://owner/us", "skerry://learner/us skerry://learner/eu"])

@@ -57,9 +57,6 @@ class Evidence:
     state_digests: tuple[tuple[str, str], ...]  # (replica, digest of what it folded)
     policy_changes: Mapping[str, types_pb2.Policy]  # by request id: the fields that an operator changed
     complaints: tuple[str, ...]
-    call_count: int
-    virtual_s: float
-    callback_count: int = 0  # that the event loop ran
 
     @property
     def stored(self) -> dict[str, tuple[bytes, float]]:
@@ -88,8 +85,6 @@ async def gather(world: World) -> Evidence:
         state_digests=digests,
         policy_changes=dict(world.operator.policy_changes),
         complaints=tuple(complaints),
-        call_count=world.network.call_count,
-        virtual_s=asyncio.get_running_loop().time(),
     )
 
 

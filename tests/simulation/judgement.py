@@ -25,8 +25,6 @@ class Verdict:
     digest: str  # of the store's objects and the learners' records: equal for equal histories
     version_count: int
     accepted_count: int
-    virtual_s: float
-    callback_count: int  # of the event loop, for the whole history
     wall_s: float
 
     @property
@@ -36,7 +34,7 @@ class Verdict:
 
     def __str__(self) -> str:
         """Returns the verdict, and the command where something was found."""
-        counts = f"versions={self.version_count} deltas={self.accepted_count} virtual_s={self.virtual_s:.0f}"
+        counts = f"versions={self.version_count} deltas={self.accepted_count}"
         head = f"{self.mix} seed={self.seed} {counts} wall_s={self.wall_s:.2f} digest={self.digest[:16]}"
         if not self.findings:
             return f"ok   {head}"
@@ -56,8 +54,6 @@ def judge(mix: str, seed: int) -> Verdict:
         digest=history_digest(evidence),
         version_count=kinds.count("committed"),
         accepted_count=kinds.count("accepted"),
-        virtual_s=evidence.virtual_s,
-        callback_count=evidence.callback_count,
         wall_s=time.perf_counter() - started_s,
     )
 

@@ -304,7 +304,6 @@ class Network:
         """Draws every fault from `source`."""
         self.endpoints = endpoints
         self.faults = faults
-        self.call_count = 0
         self.defects: list[str] = []  # errors of methods that are defects
         self._random = source
         self._links: dict[tuple[str, int], Link] = {}
@@ -347,7 +346,6 @@ class Network:
 
     def call(self, learner: str, replica: int, method: str, *, may_repeat: bool = True) -> Call:
         """Opens a call."""
-        self.call_count += 1
         link = self.link(learner, replica)
         call = Call(self, link, replica, method, _Pipe(self, link), _Pipe(self, link))
         if may_repeat and self.draws(self.faults.repeat):

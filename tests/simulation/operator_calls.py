@@ -42,7 +42,9 @@ class Operator:
             target_position=max(1, int(run.position * share)),
             with_progress=True,
         )
-        while (answer := await self._repeat(lambda: self._transport.roll_back(request, timeout_s=_CALL_S))) is not None:
+        while (
+            answer := await self._repeat(lambda: self._transport.ask("RollBack", request, timeout_s=_CALL_S))
+        ) is not None:
             if not answer.HasField("progress"):
                 return
 
@@ -62,7 +64,7 @@ class Operator:
             name=RUN, run_uid=run_uid, request_id=f"{self._ids.getrandbits(128):032x}", policy=change
         )
         self.policy_changes[request.request_id] = change
-        await self._repeat(lambda: self._transport.set_policy(request, timeout_s=_CALL_S))
+        await self._repeat(lambda: self._transport.ask("SetPolicy", request, timeout_s=_CALL_S))
 
     async def close_run(self, within_s: float) -> bool:
         """Closes the run, trying again whatever is answered; returns whether it is closed in time."""
@@ -71,7 +73,9 @@ class Operator:
         if run is None:
             return False
         request = runs_pb2.CloseRunRequest(name=RUN, run_uid=run.uid)
-        closed = await self._repeat(lambda: self._transport.close_run(request, timeout_s=_CALL_S), until_s=until_s)
+        closed = await self._repeat(
+            lambda: self._transport.ask("CloseRun", request, timeout_s=_CALL_S), until_s=until_s
+        )
         return closed is not None
 
     async def _found_run(self) -> types_pb2.Run:

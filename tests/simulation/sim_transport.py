@@ -105,8 +105,8 @@ class SimTransport:
         self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
     ) -> exchange_pb2.QueryPushResponse:
         """Asks how far a push has come."""
-        response: exchange_pb2.QueryPushResponse = await self._unary(
-            "QueryPush", request, timeout_s, unknown=TryAgainError
+        response: exchange_pb2.QueryPushResponse = await self.ask(
+            "QueryPush", request, timeout_s=timeout_s, unknown=TryAgainError
         )
         self.note_state(response)
         return response
@@ -125,39 +125,39 @@ class SimTransport:
         self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
     ) -> capabilities_pb2.GetCapabilitiesResponse:
         """Asks what the server speaks, and pretends that it wants small parts."""
-        answer: capabilities_pb2.GetCapabilitiesResponse = await self._unary("GetCapabilities", request, timeout_s)
+        answer: capabilities_pb2.GetCapabilitiesResponse = await self.ask(
+            "GetCapabilities", request, timeout_s=timeout_s
+        )
         answer.suggested_part_size_bytes = _PART_SIZE_BYTES
         return answer
 
     async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
         """Asks for a run."""
-        answer: runs_pb2.GetRunResponse = await self._unary("GetRun", request, timeout_s)
+        answer: runs_pb2.GetRunResponse = await self.ask("GetRun", request, timeout_s=timeout_s)
         return answer
 
     async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
         """Makes a draft."""
-        answer: runs_pb2.CreateRunResponse = await self._unary("CreateRun", request, timeout_s)
+        answer: runs_pb2.CreateRunResponse = await self.ask("CreateRun", request, timeout_s=timeout_s)
         return answer
 
     async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
         """Makes a draft the run of its name."""
-        answer: runs_pb2.CommitRunResponse = await self._unary("CommitRun", request, timeout_s)
+        answer: runs_pb2.CommitRunResponse = await self.ask("CommitRun", request, timeout_s=timeout_s)
         return answer
 
-    async def roll_back(self, request: runs_pb2.RollBackRequest, *, timeout_s: float) -> runs_pb2.RollBackResponse:
-        """Gives fragments older content under new versions."""
-        answer: runs_pb2.RollBackResponse = await self._unary("RollBack", request, timeout_s)
-        return answer
-
-    async def set_policy(self, request: runs_pb2.SetPolicyRequest, *, timeout_s: float) -> runs_pb2.SetPolicyResponse:
-        """Changes the policy."""
-        answer: runs_pb2.SetPolicyResponse = await self._unary("SetPolicy", request, timeout_s)
-        return answer
-
-    async def close_run(self, request: runs_pb2.CloseRunRequest, *, timeout_s: float) -> runs_pb2.CloseRunResponse:
-        """Ends a run."""
-        answer: runs_pb2.CloseRunResponse = await self._unary("CloseRun", request, timeout_s)
-        return answer
+    async def ask(
+        self, method: str, request: Any, *, timeout_s: float, unknown: type[SkerryError] = RefusedError
+    ) -> Any:
+        """Returns the answer to a unary call of this method."""
+        self._control = self._route(self._control)
+        with self._opened(method, self._control) as call:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    call.send(request)
+                    return await self._received(call, unknown=unknown)
+            except TimeoutError as error:
+                raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
 
     async def close(self) -> None:
         """Does nothing: calls are cancelled by who made them."""
@@ -178,18 +178,6 @@ class SimTransport:
         response = await call.receive(unknown=unknown)
         self.replicas[call.replica].life.heard()
         return response
-
-    async def _unary(
-        self, method: str, request: Any, timeout_s: float, *, unknown: type[SkerryError] = RefusedError
-    ) -> Any:
-        self._control = self._route(self._control)
-        with self._opened(method, self._control) as call:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    call.send(request)
-                    return await self._received(call, unknown=unknown)
-            except TimeoutError as error:
-                raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
 
     @asynccontextmanager
     async def _sending(self, method: str, replica: int, requests: AsyncIterator[Any]) -> AsyncGenerator[Call, None]:

@@ -78,7 +78,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
-        self.callback_count = 0  # that came due so far
 
     def time(self) -> float:
         """Returns the virtual seconds since the loop was made."""
@@ -121,7 +120,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             _, handle = heapq.heappop(scheduled)
             handle._scheduled = False
             ready.append(handle)
-        self.callback_count += len(ready)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.policy import Policy
@@ -266,8 +266,7 @@ def live(seed: int, mix: Mix) -> Evidence:
             return evidence
 
         evidence = runner.run(main())
-        callback_count = cast("ProcessLoop", runner.get_loop()).callback_count
-    return replace(evidence, complaints=(*evidence.complaints, *failures), callback_count=callback_count)
+    return replace(evidence, complaints=(*evidence.complaints, *failures))
 
 
 @contextmanager

@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.e2e.chaos.campaign import Campaign
 from tests.e2e.chaos.control import MUTATION
@@ -38,28 +37,27 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="about so long, the calm run included (default: 60)")
     parser.add_argument("--store", choices=("file", "s3"), default="file", help="the kind of store (default: file)")
     parser.add_argument("--seed", type=int, default=1, help="what the storm is drawn from (default: 1)")
-    parser.add_argument("--report", type=Path, help="folder to write SEED's report to")
     parser.add_argument("--keep", type=Path, help="folder that keeps the journals and logs of a campaign that failed")
     parser.add_argument("--mutation", default="", help="a defect of tests/simulation/mutations.py to have")
     parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     stay_here()
-    minutes = _SHORT_MINUTES if given.short else given.minutes or 60.0
-    if given.inside is not None:
-        return _campaign(given, minutes, given.inside, is_own=True)
+    minutes = _SHORT_MINUTES if arguments.short else arguments.minutes or 60.0
+    if arguments.inside is not None:
+        return _campaign(arguments, minutes, arguments.inside, is_own=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was begun is ended and removed
     with tempfile.TemporaryDirectory(prefix="skerry-chaos-", ignore_cleanup_errors=True) as name:
         if os.geteuid() == 0 and _may_isolate():
             return _isolated(name)
-        return _campaign(given, minutes, Path(name), is_own=False)
+        return _campaign(arguments, minutes, Path(name), is_own=False)
 
 
-def _campaign(given: argparse.Namespace, minutes: float, folder: Path, *, is_own: bool) -> int:
+def _campaign(arguments: argparse.Namespace, minutes: float, folder: Path, *, is_own: bool) -> int:
     """Runs a campaign here, in a folder that is removed by the caller."""
-    words = [f"--minutes {minutes:g}", f"--store {given.store}", f"--seed {given.seed}"]
-    words += [f"--mutation '{given.mutation}'"] if given.mutation else []
+    words = [f"--minutes {minutes:g}", f"--store {arguments.store}", f"--seed {arguments.seed}"]
+    words += [f"--mutation '{arguments.mutation}'"] if arguments.mutation else []
     command = f"python -m tests.e2e.chaos {' '.join(words)}"
-    os.environ[MUTATION] = given.mutation
+    os.environ[MUTATION] = arguments.mutation
     began_s = time.monotonic()
 
     def say(what: str) -> None:
@@ -67,37 +65,20 @@ def _campaign(given: argparse.Namespace, minutes: float, folder: Path, *, is_own
 
     say(f"{command} ({'network and mounts of its own' if is_own else 'without a network of its own'})")
     tempfile.tempdir = str(folder)
-    campaign = Campaign(given.store, given.seed, minutes=minutes, folder=folder, is_own=is_own, say=say)
+    campaign = Campaign(arguments.store, arguments.seed, minutes=minutes, folder=folder, is_own=is_own, say=say)
+    limit_s = _LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S
     try:
-        asyncio.run(_within(_LONGEST_SHARE * 60 * minutes + _LONGEST_EXTRA_S, campaign.run()))
+        asyncio.run(asyncio.wait_for(campaign.run(), limit_s))
     except BaseException:
-        _keep(folder, given.keep)
+        _keep(folder, arguments.keep)
         raise
     if campaign.findings:
-        _keep(folder, given.keep)
-    return _conclude(campaign, command, given, minutes, time.monotonic() - began_s)
+        _keep(folder, arguments.keep)
+    return _conclude(campaign, command, time.monotonic() - began_s)
 
 
-async def _within(limit_s: float, work: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(limit_s):
-        await work
-
-
-def _conclude(campaign: Campaign, command: str, given: argparse.Namespace, minutes: float, wall_s: float) -> int:
-    report = {
-        "command": command,
-        "store": given.store,
-        "seed": given.seed,
-        "own_network": given.inside is not None,
-        "wall_s": round(wall_s),
-        **campaign.report,
-    }
-    if given.report is not None:
-        given.report.mkdir(parents=True, exist_ok=True)
-        path = given.report / f"{given.store}-seed{given.seed}-{minutes:g}min.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(f"report: {path}")
-    print(json.dumps({key: value for key, value in report.items() if key != "findings"}, indent=1))
+def _conclude(campaign: Campaign, command: str, wall_s: float) -> int:
+    print(json.dumps(campaign.report, indent=1))
     for finding in campaign.findings:
         print(f"  {finding}")
     verdict = "FAIL" if campaign.findings else "ok  "

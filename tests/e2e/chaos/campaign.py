@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, SupportsFloat
@@ -23,7 +24,7 @@ from tests.simulation.auditor import Finding
 Say = Callable[[str], None]
 
 _LOOK_EVERY_S: Final = 5.0
-_SAY_EVERY_S: Final = 10.0
+_JOIN_S: Final = 120.0
 _END_S: Final = 60.0
 # The share of the time that the storm has, beyond what starting, calming down and learning on take in any campaign; the
 # calm run needs less, since nothing stops it.
@@ -78,132 +79,78 @@ class Campaign:
             calm = await self._calm(place, storm.learned.tokens, 60 * self._minutes)
         self.findings += compare_losses(storm.learned, calm.learned)
         self.findings += compare_times(storm.times, calm.times)
-        self.report["loss"] = {
-            "storm": round(storm.learned.loss, 5),
-            "calm": round(calm.learned.loss, 5),
-            "difference_percent": round(100 * (storm.learned.loss / calm.learned.loss - 1), 3),
-            "deviation_percent": {
-                name: round(100 * one.learned.deviation / one.learned.loss, 3)
-                for name, one in (("storm", storm), ("calm", calm))
-            },
-            "tokens": storm.learned.tokens,
-            "tokens_calm": calm.learned.tokens,
-        }
+        self.report["loss"] = {"storm": round(storm.learned.loss, 5), "calm": round(calm.learned.loss, 5)}
         self.report["untouched_learner"] = {"storm": storm.times, "calm": calm.times}
-        self.report["findings"] = [str(finding) for finding in self.findings]
 
     async def _storm(self, place: StorePlace, storm_s: float) -> Outcome:
         self._say(f"storm of {storm_s:.0f} s on {self._kind}, seed {self._seed}")
         plan = draw(self._seed, storm_s)
-        folder = self._folder / "storm"
-        async with Deployment(place, folder, seed=self._seed, schedule=plan, say=self._say) as on:
-            director = Director(on, may_drop=self._is_own and find("iptables") is not None)
-            await _until_trained(on)
-            looking = asyncio.create_task(_look_on(on, director))
-            await director.storm(plan, storm_s)
-            self._say("calm: everything is healed")
-            await self._until_calm(on)
-            calmed_at = on.watcher.least_version()
-            await _until_learned(on)
-            # Fewer than are asked for, where the time for them was over.
-            self.report["versions_after_calm"] = on.watcher.least_version() - calmed_at
-            looking.cancel()
-            await asyncio.wait([looking])
-            if not looking.cancelled():
-                looking.result()
+        async with Deployment(place, self._folder / "storm", seed=self._seed, schedule=plan, say=self._say) as on:
+            watcher = on.watcher
+            if not await _look_until(on, watcher.has_begun, _JOIN_S):
+                self._say("not everybody has joined")
+            async with _told_of(on):
+                await Director(on, may_drop=self._is_own and find("iptables") is not None).storm(plan, storm_s)
+                self._say("calm: everything is healed")
+                watcher.begin_calm()
+                if not await _look_until(on, watcher.has_calmed, CALM_S):
+                    self._say(f"not calm in time: {watcher.still_open}")
+                wanted = max(_LEAST_VERSION, watcher.least_version() + _LATER_VERSIONS)
+                await _look_until(on, lambda: watcher.least_version() >= wanted, _LEARN_S)
             await on.end(_END_S)
             self._say("audit")
-            self.findings += await on.watcher.audit_all()
+            self.findings += await watcher.audit_all()
+            struck, every = on.points()
             self.report["faults"] = dict(sorted(on.faults.items()))
-            self.report["fault_points"] = _points(director)
-            children = (*(replica.child for replica in on.replicas), *on.learners)
-            self.report["processes_started"] = {child.name: child.start_count for child in children}
-            self.report["storm"] = on.watcher.counts()
-            return Outcome(await on.watcher.learned(), untouched_times(on))
-
-    async def _until_calm(self, on: Deployment) -> None:
-        on.watcher.begin_calm()
-        began_s = time.monotonic()
-        while not (has_calmed := await on.watcher.has_calmed()) and time.monotonic() - began_s < CALM_S:
-            on.supervise()
-            await asyncio.sleep(1.0)
-        calm_s = round(time.monotonic() - began_s)
-        self._say(f"{calm_s} s after the storm all has calmed{'' if has_calmed else f', but {on.watcher.still_open}'}")
-        self.report["calmed_in_s"] = calm_s
+            for deed in Deed:
+                counts = [sum(point.deed is deed for point in points) for points in (struck, every)]
+                self.report[f"fault_points_{deed}"] = "{} of {}".format(*counts)
+            self.report["storm"] = watcher.counts()
+            return Outcome(await watcher.learned(), untouched_times(on))
 
     async def _calm(self, place: StorePlace, tokens: dict[str, int], within_s: float) -> Outcome:
-        async with Deployment(place, self._folder / "calm", seed=self._seed, say=self._say) as on:
-            deadline_s = time.monotonic() + within_s
-            said_s = time.monotonic()
-            while time.monotonic() < deadline_s:
-                await on.watcher.look()
-                on.supervise()
-                merged = on.watcher.merged_tokens()
-                if merged and all(merged.get(name, 0) >= count for name, count in tokens.items()):
-                    break
-                if time.monotonic() - said_s > _SAY_EVERY_S:
-                    said_s = time.monotonic()
-                    self._say(f"calm run: {min(merged.values(), default=0)} tokens merged")
-                await asyncio.sleep(1.0)
+        async with Deployment(place, self._folder / "calm", seed=self._seed, say=self._say) as on, _told_of(on):
+            await _look_until(on, lambda: on.watcher.has_merged(tokens), within_s)
             await on.end(_END_S)
             self.findings += [Finding(f"calm run: {one.rule}", one.detail) for one in await on.watcher.audit_all()]
             self.report["calm"] = on.watcher.counts()
             return Outcome(await on.watcher.learned(tokens), untouched_times(on))
 
 
-def _points(director: Director) -> dict[str, Any]:
-    """Returns how many fault points were struck: in all, by what struck, and by operation."""
-    visited, every = director.points()
-    deeds = {str(deed): [sum(one.deed is deed for one in points) for points in (visited, every)] for deed in Deed}
-    operations = {
-        " ".join(operation): "{} of {}".format(
-            *(sum(one.operation == operation for one in points) for points in (visited, every))
-        )
-        for operation in sorted({point.operation for point in every})
-    }
-    return {
-        "visited": len(visited),
-        "of": len(every),
-        **{deed: f"{count} of {total}" for deed, (count, total) in deeds.items()},
-        "by_operation": operations,
-    }
-
-
-async def _until_trained(on: Deployment) -> None:
-    """Returns when everybody has joined and something was merged."""
-    deadline_s = time.monotonic() + 120.0
-    while time.monotonic() < deadline_s:
+async def _look_until(on: Deployment, condition: Callable[[], bool], within_s: float) -> bool:
+    """Audits and supervises until the condition holds; returns whether it did in time."""
+    deadline_s = time.monotonic() + within_s
+    while True:
         await on.watcher.look()
         on.supervise()
-        if on.watcher.merged_tokens() and all(one.record.session for one in on.watcher.accounts):
-            on.say("everybody has joined")
-            return
-        await asyncio.sleep(0.5)
-    on.say("not everybody has joined")
-
-
-async def _until_learned(on: Deployment) -> None:
-    """Returns when the run has enough versions for its loss to be compared."""
-    deadline_s = time.monotonic() + _LEARN_S
-    wanted = max(_LEAST_VERSION, on.watcher.least_version() + _LATER_VERSIONS)
-    while on.watcher.least_version() < wanted and time.monotonic() < deadline_s:
-        await on.watcher.look()
-        on.supervise()
+        if condition():
+            return True
+        if time.monotonic() > deadline_s:
+            return False
         await asyncio.sleep(1.0)
 
 
-async def _look_on(on: Deployment, director: Director) -> None:
-    while True:
-        await on.watcher.look()
-        if len(on.watcher.complaints) > _MOST_COMPLAINTS:  # nothing would come of the rest
-            raise RuntimeError(f"processes end by themselves. first={on.watcher.complaints[0]}")
-        visited, every = director.points()
-        counts = on.watcher.counts()
-        on.say(
-            f"versions={counts['versions']} deltas={counts['deltas_acknowledged']} steps={counts['steps_audited']} "
-            f"points={len(visited)}/{len(every)} findings={len(on.watcher.findings) + len(on.watcher.complaints)}"
-        )
-        await asyncio.sleep(_LOOK_EVERY_S)
+@asynccontextmanager
+async def _told_of(on: Deployment) -> AsyncIterator[None]:
+    """Audits and says every few seconds how far the run is, as long as the context lasts."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await on.watcher.look()
+            if len(on.watcher.complaints) > _MOST_COMPLAINTS:  # nothing would come of the rest
+                raise RuntimeError(f"processes end by themselves. first={on.watcher.complaints[0]}")
+            struck, every = on.points()
+            counts = on.watcher.counts()
+            on.say(
+                f"versions={counts['versions']} deltas={counts['deltas_acknowledged']} steps={counts['steps_audited']} "
+                f"points={len(struck)}/{len(every)} findings={len(on.watcher.findings) + len(on.watcher.complaints)}"
+            )
+
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(tell())
+        yield
+        telling.cancel()
 
 
 def untouched_times(on: Deployment) -> dict[str, float]:

@@ -75,10 +75,6 @@ class Child:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
 
-    def others_have_ended(self) -> bool:
-        """Whether only the newest process is left."""
-        return all(process.poll() is not None for process in self._others)
-
     def end(self, timeout_s: float = 10.0) -> None:
         """Kills every process of that name and waits for them."""
         deadline_s = time.monotonic() + timeout_s

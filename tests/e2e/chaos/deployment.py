@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -17,7 +18,7 @@ from tests.e2e.chaos import problem
 from tests.e2e.chaos.children import Child
 from tests.e2e.chaos.gateway_proxy import GatewayProxy
 from tests.e2e.chaos.journal import Account
-from tests.e2e.chaos.points import Board, Deed, Mode, Moment, Operation, Point
+from tests.e2e.chaos.points import Board, Deed, Mode, Moment, Operation, Point, points_of
 from tests.e2e.chaos.relay import Relay
 from tests.e2e.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.e2e.chaos.store_place import StorePlace
@@ -28,8 +29,12 @@ from tests.support.ports import free_ports
 
 _DRAIN_GRACE_S: Final = 8
 # What the product logs where it meets a defect of its own, and what Python prints of one.
-_DEFECTS: Final = ("[error    ] the exchange has a defect", "Traceback (most recent call last)")
-_DEFECTS_OF_SYNCERS: Final = ('level=error event="run failed', 'level=error event="call failed')
+_DEFECTS: Final = (
+    "[error    ] the exchange has a defect",
+    "Traceback (most recent call last)",
+    'level=error event="run failed',
+    'level=error event="call failed',
+)
 _CALL_S: Final = 8.0
 # How long a replica serves before it dies at a fault point: long enough to do something, as a start takes seconds.
 _LIFE_S: Final = (8.0, 24.0)
@@ -152,7 +157,6 @@ class Deployment:
         self.learners = [Child(f"learner-{index}", folder) for index in range(LEARNER_COUNT)]
         self.watcher = Watcher(place.open(folder.name), seed=seed, schedule=schedule, say=say)
         self.faults: Counter[str] = Counter()
-        self._newest: dict[int, Account] = {}
         self._restart_at_s: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
@@ -179,8 +183,7 @@ class Deployment:
             if account.record.learner == child.name:
                 account.record.is_newest, account.record.may_be_fenced = False, True
         path = self.folder / f"{child.name}-{incarnation}"
-        self._newest[index] = Account(path, child.name, incarnation)
-        self.watcher.accounts.append(self._newest[index])
+        self.watcher.accounts.append(Account(path, child.name, incarnation))
         settings = {
             "name": child.name,
             "journal": str(path),
@@ -190,33 +193,30 @@ class Deployment:
         }
         child.start("tests.e2e.chaos.learner", json.dumps(settings))
 
-    def account(self, index: int) -> Account:
-        """Returns the account of the learner's newest process."""
-        return self._newest[index]
+    def points(self) -> tuple[set[Point], set[Point]]:
+        """Returns the fault points that were struck, and all of the operations that any replica did."""
+        operations = set().union(*(replica.operations for replica in self.replicas))
+        every = {point for replica in self.replicas for point in points_of(replica.index, operations)}
+        return {point for replica in self.replicas for point in replica.struck} & every, every
 
     def supervise(self) -> None:
         """Starts again what ended though it should run, and complains where nobody had asked for its end."""
         now_s = time.monotonic()
         for replica in self.replicas:
             replica.read_events()
-            child = replica.child
-            if child.is_wanted and not child.is_alive and self._may_restart(child, now_s):
-                if child.status != -signal.SIGKILL:
-                    self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
-                replica.start()
+            self._restart(replica.child, now_s, -signal.SIGKILL, replica.start)
         for index, child in enumerate(self.learners):
-            if child.is_wanted and not child.is_alive and self._may_restart(child, now_s):
-                if child.status != 0:
-                    self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
-                self.start_learner(index)
+            self._restart(child, now_s, 0, partial(self.start_learner, index))
 
-    def _may_restart(self, child: Child, now_s: float) -> bool:
-        """Whether a second has passed since it was seen dead, as a supervisor waits."""
-        at_s = self._restart_at_s.setdefault(child.name, now_s + 1.0)
-        if now_s < at_s:
-            return False
-        del self._restart_at_s[child.name]
-        return True
+    def _restart(self, child: Child, now_s: float, expected: int, start: Callable[[], None]) -> None:
+        """Starts what should run a second after it was seen dead, as a supervisor waits."""
+        if not child.is_wanted or child.is_alive:
+            return
+        if now_s >= self._restart_at_s.setdefault(child.name, now_s + 1.0):
+            del self._restart_at_s[child.name]
+            if child.status != expected:
+                self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
+            start()
 
     async def end(self, within_s: float) -> None:
         """Has all learners send what is unsent and leave, closes the run, and drains the replicas."""
@@ -247,16 +247,13 @@ class Deployment:
 
     def _failures(self) -> list[str]:
         """Returns the lines of the processes' logs that tell of a defect."""
-        found = []
-        for child in (*self.learners, *(replica.child for replica in self.replicas)):
-            if child.log.exists():
-                lines = child.log.read_text(errors="replace").splitlines()
-                found += [
-                    f"{child.name}: {line[:400]}"
-                    for line in lines
-                    if any(one in line for one in (*_DEFECTS, *_DEFECTS_OF_SYNCERS))
-                ]
-        return found
+        return [
+            f"{child.name}: {line[:400]}"
+            for child in (*self.learners, *(replica.child for replica in self.replicas))
+            if child.log.exists()
+            for line in child.log.read_text(errors="replace").splitlines()
+            if any(defect in line for defect in _DEFECTS)
+        ]
 
 
 def operate(port: int, number: int) -> None:

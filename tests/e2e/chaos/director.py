@@ -7,13 +7,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial, singledispatchmethod
+from functools import partial
 from typing import Final
 
 from tests.e2e.chaos import schedule as what
 from tests.e2e.chaos.children import Child
 from tests.e2e.chaos.deployment import Deployment, Replica, operate
-from tests.e2e.chaos.points import Mode, Point, points_of
+from tests.e2e.chaos.points import Mode
 from tests.simulation import disturbances as common
 from tests.simulation.disturbances import Disturbance
 
@@ -49,14 +49,6 @@ class Director:
             await asyncio.sleep(0.1)
         await self._heal()
 
-    # Fault points.
-
-    def points(self) -> tuple[set[Point], set[Point]]:
-        """Returns the fault points that were struck, and all of the operations that any replica did."""
-        operations = set().union(*(replica.operations for replica in self._on.replicas))
-        every = {point for replica in self._on.replicas for point in points_of(replica.index, operations)}
-        return {point for replica in self._on.replicas for point in replica.struck} & every, every
-
     def _operate(self) -> None:
         now_s = time.monotonic()
         if now_s - self._operated_at_s < _OPERATE_EVERY_S or (self._operator and not self._operator.done()):
@@ -66,75 +58,60 @@ class Director:
         replica = self._on.replicas[self._operated % len(self._on.replicas)]
         self._operator = asyncio.create_task(asyncio.to_thread(operate, replica.port, self._operated))
 
-    # Disturbances.
-
-    @singledispatchmethod
-    def happen(self, one: Disturbance) -> None:
+    def happen(self, one: Disturbance) -> None:  # noqa: C901, PLR0912 - a case for each kind
         """Makes a disturbance happen."""
-        raise NotImplementedError(type(one))
+        on = self._on
+        match one:
+            case common.KillReplica():
+                self._end_replica(on.replicas[one.replica], signal.SIGKILL, one.down_s)
+            case common.KillAllReplicas():
+                for replica in on.replicas:
+                    self._end_replica(replica, signal.SIGKILL, one.down_s)
+            case common.DrainReplica():
+                self._end_replica(on.replicas[one.replica], signal.SIGTERM, one.down_s)
+            case common.StopReplica():
+                self._stop(on.replicas[one.replica].child, one.for_s)
+            case common.KillLearner():
+                self._end_learner(one.learner, signal.SIGKILL, one.down_s)
+            case what.DrainLearner():
+                self._end_learner(one.learner, signal.SIGTERM, one.down_s)
+            case common.StopLearner():
+                self._stop(on.learners[one.learner], one.for_s)
+            case common.ReplaceLearner():
+                if on.learners[one.learner].is_alive:
+                    self._stop(on.learners[one.learner], one.for_s)
+                    on.start_learner(one.learner)
+            case common.Partition():
+                for link in on.relay.of(one.learner, one.replica):
+                    self._during(one.for_s, link, link.cut, link.heal)
+            case common.HalfOpen():
+                for link in on.relay.of(one.learner, None):
+                    link.freeze()
+            case what.Throttle():
+                for link in on.relay.of(one.learner, None):
+                    self._during(one.for_s, link, partial(link.slow_down, one.bytes_per_s, one.delay_s), link.heal)
+            case what.DropPackets():
+                self._drop_packets(one)
+            case common.StoreOutage():
+                for replica in on.replicas if one.replica is None else [on.replicas[one.replica]]:
+                    self._set_mode(replica, Mode.DOWN, one.for_s)
+            case what.StoreMode():
+                self._set_mode(on.replicas[one.replica], Mode(one.mode), one.for_s)
+            case what.DiskFull() if on.place.mount is not None:
+                self._during(one.for_s, on.place, on.place.fill, on.place.empty)
+            case what.DiskFull():
+                for replica in on.replicas:
+                    self._set_mode(replica, Mode.FULL, one.for_s)
+            case what.StepClock():
+                child = on.learners[one.learner or 0] if one.replica is None else on.replicas[one.replica].child
+                child.tell(clock_offset_s=one.offset_s)
+            case _:
+                raise NotImplementedError(type(one))
 
-    @happen.register
-    def _(self, one: common.KillReplica) -> None:
-        self._end_replica(self._on.replicas[one.replica], signal.SIGKILL, one.down_s)
+    def _stop(self, child: Child, for_s: float) -> None:
+        self._during(for_s, child, lambda: child.signal(signal.SIGSTOP), child.wake_all)
 
-    @happen.register
-    def _(self, one: common.KillAllReplicas) -> None:
-        for replica in self._on.replicas:
-            self._end_replica(replica, signal.SIGKILL, one.down_s)
-
-    @happen.register
-    def _(self, one: common.DrainReplica) -> None:
-        self._end_replica(self._on.replicas[one.replica], signal.SIGTERM, one.down_s)
-
-    @happen.register
-    def _(self, one: common.StopReplica) -> None:
-        child = self._on.replicas[one.replica].child
-        self._during(one.for_s, child, lambda: child.signal(signal.SIGSTOP), child.wake_all)
-
-    @happen.register
-    def _(self, one: common.KillLearner) -> None:
-        self._end_learner(one.learner, signal.SIGKILL, one.down_s)
-
-    @happen.register
-    def _(self, one: what.DrainLearner) -> None:
-        self._end_learner(one.learner, signal.SIGTERM, one.down_s)
-
-    @happen.register
-    def _(self, one: common.StopLearner) -> None:
-        child = self._on.learners[one.learner]
-        self._on.account(one.learner).was_stopped = True
-        self._during(one.for_s, child, lambda: child.signal(signal.SIGSTOP), child.wake_all)
-
-    @happen.register
-    def _(self, one: common.ReplaceLearner) -> None:
-        child = self._on.learners[one.learner]
-        if not child.is_alive:
-            return
-        self._on.account(one.learner).was_stopped = True
-
-        def replace() -> None:
-            child.signal(signal.SIGSTOP)
-            self._on.start_learner(one.learner)
-
-        self._during(one.for_s, child, replace, child.wake_all)
-
-    @happen.register
-    def _(self, one: common.Partition) -> None:
-        for link in self._on.relay.of(one.learner, one.replica):
-            self._during(one.for_s, link, link.cut, link.heal)
-
-    @happen.register
-    def _(self, one: common.HalfOpen) -> None:
-        for link in self._on.relay.of(one.learner, None):
-            link.freeze()
-
-    @happen.register
-    def _(self, one: what.Throttle) -> None:
-        for link in self._on.relay.of(one.learner, None):
-            self._during(one.for_s, link, partial(link.slow_down, one.bytes_per_s, one.delay_s), link.heal)
-
-    @happen.register
-    def _(self, one: what.DropPackets) -> None:
+    def _drop_packets(self, one: what.DropPackets) -> None:
         if not self._may_drop:
             self._on.faults[f"{_name(one)} (not possible here)"] += 1
             return
@@ -144,30 +121,6 @@ class Director:
             rule += ["-m", "statistic", "--mode", "random", "--probability", str(one.share)]
         rule += ["-j", "DROP"]
         self._during(one.for_s, one, lambda: _iptables("-A", *rule), lambda: _iptables("-D", *rule))
-
-    @happen.register
-    def _(self, one: common.StoreOutage) -> None:
-        replicas = self._on.replicas if one.replica is None else [self._on.replicas[one.replica]]
-        for replica in replicas:
-            self._set_mode(replica, Mode.DOWN, one.for_s)
-
-    @happen.register
-    def _(self, one: what.StoreMode) -> None:
-        self._set_mode(self._on.replicas[one.replica], Mode(one.mode), one.for_s)
-
-    @happen.register
-    def _(self, one: what.DiskFull) -> None:
-        place = self._on.place
-        if place.mount is not None:
-            self._during(one.for_s, place, place.fill, place.empty)
-            return
-        for replica in self._on.replicas:
-            self._set_mode(replica, Mode.FULL, one.for_s)
-
-    @happen.register
-    def _(self, one: what.StepClock) -> None:
-        child = self._on.replicas[one.replica].child if one.replica is not None else self._on.learners[one.learner or 0]
-        child.tell(clock_offset_s=one.offset_s)
 
     def _end_replica(self, replica: Replica, number: signal.Signals, down_s: float) -> None:
         self._end_for(replica.child, number, down_s, replica.start)

@@ -55,7 +55,6 @@ class Account:
     def __init__(self, path: Path, learner: str, incarnation: int) -> None:
         self.record = LearnerRecord(learner, incarnation, may_be_fenced=incarnation > 0)
         self.adopted: list[Adopted] = []
-        self.was_stopped = False
         self._lines = path.with_suffix(".jsonl")
         self._work = path.with_suffix(".work")
         self._offset = 0

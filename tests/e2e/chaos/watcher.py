@@ -48,7 +48,6 @@ class Learned:
 
     tokens: dict[str, int]  # merged, by fragment
     loss: float  # the mean over the last versions, since each is a step beside the minimum
-    deviation: float  # of one version's
 
 
 class Watcher:
@@ -108,9 +107,17 @@ class Watcher:
         for account in self.accounts:
             account.record.steps_when_calm = account.record.step_count
 
-    async def has_calmed(self) -> bool:
+    def has_begun(self) -> bool:
+        """Whether everybody has joined and something was merged."""
+        return bool(self.merged_tokens()) and all(account.record.session for account in self.accounts)
+
+    def has_merged(self, tokens: dict[str, int]) -> bool:
+        """Whether so many tokens of each fragment are merged."""
+        merged = self.merged_tokens()
+        return bool(merged) and all(merged.get(name, 0) >= count for name, count in tokens.items())
+
+    def has_calmed(self) -> bool:
         """Whether every fragment has moved since the calm began, and what was trained before it is merged."""
-        await self.look()
         self._calm_end = self.look_count
         state = self.state
         if state is None:
@@ -183,7 +190,7 @@ class Watcher:
             held_out_loss(await self._arrays({name: max(version - back, 0) for name, version in newest.items()}))
             for back in range(_LOSS_VERSIONS)
         ]
-        return Learned(tokens, float(np.mean(losses)), float(np.std(losses, ddof=1)))
+        return Learned(tokens, float(np.mean(losses)))
 
     async def _arrays(self, versions: dict[str, int]) -> dict[str, NDArray[np.float32]]:
         """Returns the run's weights by tensor, at one version of each fragment."""
@@ -197,11 +204,10 @@ class Watcher:
     def counts(self) -> dict[str, int | dict[str, int]]:
         """Returns what the report says of the log and the accounts."""
         state = self.state
-        assert state is not None
-        fates = Counter(str(delta.fate) for delta in state.deltas.values() if delta.item.base_version != INITIAL_BASE)
+        deltas = [] if state is None else list(state.deltas.values())
+        fates = Counter(str(delta.fate) for delta in deltas if delta.item.base_version != INITIAL_BASE)
         return {
-            "log_entries": state.position,
-            "versions": sum(fragment.version for fragment in state.fragments.values()),
+            "versions": 0 if state is None else sum(fragment.version for fragment in state.fragments.values()),
             "deltas": dict(sorted(fates.items())),
             "deltas_acknowledged": sum(len(account.record.acknowledged) for account in self.accounts),
             "learner_processes": len(self.accounts),
@@ -245,6 +251,4 @@ class Watcher:
             state_digests=(),
             policy_changes={},
             complaints=tuple(self.complaints),
-            call_count=0,
-            virtual_s=0.0,
         )

@@ -8,41 +8,36 @@ from typing import Final
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.quality.cases import MORE, SHORT, TABLE, TUNING, Case, jobs_of
+from benchmarks.quality.cases import SHORT, TABLE, Case, jobs_of
 from benchmarks.quality.jobs import Outcomes, run_jobs
 from benchmarks.quality.table import lines_of, print_lines
 from benchmarks.report import DIRECTORY, write_rows
 
 COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
-"""Outcomes of the whole table, and of a part of what else there is, as they stand in the documents."""
+"""Outcomes of the whole table, as they stand in the documents."""
 
 
 @click.command(
     epilog="""\b
 Examples:
   python -m benchmarks.quality --short        one seed of a few cases, under 10 minutes on 2 cores
-  python -m benchmarks.quality                the whole table, 85 minutes on 2 quiet cores
-  python -m benchmarks.quality --more         choices that were measured besides
-  python -m benchmarks.quality --tune         the grid that chose every rival's learning rate
+  python -m benchmarks.quality                the whole table, 90 minutes on 2 quiet cores
   python -m benchmarks.quality --committed    the table of the committed results, without training
 """
 )
 @click.option("--short", is_flag=True, help="A few cases, one seed.")
-@click.option("--more", is_flag=True, help="Also what has no bound: staleness weights, outer optimizers, Muon.")
-@click.option("--tune", is_flag=True, help="Also the grid of learning rates and of synchronous outer settings.")
 @click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
-def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int | None) -> None:
+def main(*, short: bool, committed: bool, processes: int | None) -> None:
     """Train islands, one place and one island alone on the same data, and say how they compare.
 
     Everything is real but time: the product's rounds, merge, codecs, schedule and adoption, driven without sockets.
     What was trained once is kept in build/benchmarks/quality-outcomes.jsonl, so that a run that was cut off goes on.
     """
     outcomes = Outcomes(COMMITTED if committed else DIRECTORY / "quality-outcomes.jsonl")
-    cases: tuple[Case, ...] = SHORT if short else (*TABLE, *(MORE if more else ()))
-    jobs = [*(job for case in cases for job in jobs_of(case)), *(TUNING if tune else ())]
+    cases: tuple[Case, ...] = SHORT if short else TABLE
+    jobs = [job for case in cases for job in jobs_of(case)]
     missing = [job for job in jobs if job not in outcomes]
     if committed and missing:
         raise click.ClickException(
@@ -50,29 +45,14 @@ def main(*, short: bool, more: bool, tune: bool, committed: bool, processes: int
             "run it without --committed to train them"
         )
     run_jobs(jobs, outcomes, process_count=processes or os.cpu_count())
-    if tune:
-        _print_tuning(outcomes)
     lines = [line for case in cases for line in lines_of(case, outcomes)]
     print_lines("quality", lines)
     write_rows("quality", [line.to_row() for line in lines], console=Console(quiet=True))
-    from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
+    if not short:
+        from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
 
-    for path in draw(cases, outcomes, DIRECTORY):
-        click.echo(f"picture: {path}", err=True)
+        click.echo(f"picture: {draw(outcomes, DIRECTORY / 'quality-gap.png')}", err=True)
     click.echo(f"rows: {DIRECTORY / 'quality.json'}", err=True)
-
-
-def _print_tuning(outcomes: Outcomes) -> None:
-    table = Table(title="tuning: held-out loss, seeds 0 and 1")
-    for heading in ("kind", "settings", "loss"):
-        table.add_column(heading)
-    by_arm: dict[str, list[float]] = {}
-    for job in TUNING:
-        by_arm.setdefault(f"{type(job.arm).__name__}|{job.arm}", []).append(outcomes[job].losses["python"])
-    for key, losses in by_arm.items():
-        kind, _, arm = key.partition("|")
-        table.add_row(kind, arm[:110], f"{sum(losses) / len(losses):.4f}")
-    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

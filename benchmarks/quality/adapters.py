@@ -26,7 +26,7 @@ STEPS: Final = 300
 RANK: Final = 4
 ALONE_RATE: Final = 2.4e-2
 TOGETHER_RATES: Final = {2: 3.4e-2, 4: 4.8e-2}
-"""What `--tune` found best; that of two in one place follows from the others by the square root."""
+"""The best of a grid; that of two in one place follows from the others by the square root."""
 
 DEFAULTS: Final = "the defaults (RDA, warm-up to 0.8, settling)"
 _OUTER: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -62,13 +62,13 @@ class Cell:
             "all batches in one place": DataParallel(count, steps, TOGETHER_RATES[count], data=CPP, rank=RANK),
         }
 
-    def adapters(self, policy: Mapping[str, Any], rate: float = ALONE_RATE) -> Arm:
+    def adapters(self, policy: Mapping[str, Any]) -> Arm:
         """Returns learners that train adapters under the policy."""
         given = {"delta_encoding": _ENCODING, "update_encoding": _ENCODING, **policy}
         return islands(
             self.learner_count,
             self.step_count,
-            rate,
+            ALONE_RATE,
             policy={"inner_step_count": self.inner_step_count, **given},
             islands=(Island(data=CPP),) * self.learner_count,
             judged_on=(CPP,),
@@ -77,17 +77,6 @@ class Cell:
 
 
 TABLE: Final = (Cell(2), Cell(4))
-_GRID: Final = (1.2e-2, 2.4e-2, 4.8e-2)
-
-
-def tuning() -> dict[str, Arm]:
-    """Returns the arms that chose the inner learning rates."""
-    cell = Cell(4)
-    return {
-        **{f"alone, {rate:g}": DataParallel(1, STEPS, rate, data=CPP, rank=RANK) for rate in _GRID},
-        **{f"in one place, {rate:g}": DataParallel(4, STEPS, rate, data=CPP, rank=RANK) for rate in _GRID},
-        **{f"{name}, {rate:g}": cell.adapters(_OUTER[name], rate) for name in list(_OUTER)[:2] for rate in _GRID},
-    }
 
 
 def jobs() -> list[Job]:
@@ -114,19 +103,13 @@ def _losses(arm: Arm, cell: Cell, outcomes: Outcomes) -> list[float]:
 
 @click.command()
 @click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
-@click.option("--tune", is_flag=True, help="The grid of inner learning rates instead, seed 0.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Jobs at a time.")
-def main(*, committed: bool, tune: bool, processes: int) -> None:
+def main(*, committed: bool, processes: int) -> None:
     """Train adapters under several outer settings, and print what they come to."""
     outcomes = Outcomes(COMMITTED if committed else DIRECTORY / "quality-adapters.jsonl")
-    wanted = [Job(arm, 0) for arm in tuning().values()] if tune else jobs()
-    if committed and [job for job in wanted if job not in outcomes]:
+    if committed and [job for job in jobs() if job not in outcomes]:
         raise click.ClickException("the committed results lack jobs. run it without --committed to train them")
-    run_jobs(wanted, outcomes, process_count=processes)
-    if tune:
-        for name, arm in tuning().items():
-            click.echo(f"{name}: {outcomes[Job(arm, 0)].losses[CPP]:.3f}")
-        return
+    run_jobs(jobs(), outcomes, process_count=processes)
     print_lines("adapters", lines(outcomes))
 
 

@@ -1,7 +1,6 @@
 """The acceptance table: which arms are compared with which, and what must come out.
 
-Every arm has the default policy unless its case says otherwise, and the learning rate that was tuned for its kind on
-one grid (`python -m benchmarks.quality --tune`).
+Every arm has the default policy unless its case says otherwise, and the learning rate that is best for its kind.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any, Final
 from benchmarks.quality.arms import MEASURED_ENCODING, Arm, DataParallel, Island, Islands, Job, Synchronous, islands
 from benchmarks.quality.task import CPP, PYTHON
 
-GRID: Final = (6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2, 3.4e-2)
 ALONE_RATE: Final = 1.2e-2
 TOGETHER_RATE: Final = 2.4e-2
 ISLANDS_RATE: Final = 1.2e-2
-"""What `--tune` found best; that of islands is flat from 8.5e-3 to 1.7e-2."""
+"""The best of a grid from 6e-3 to 3.4e-2; that of islands is flat from 8.5e-3 to 1.7e-2."""
 
 STEPS: Final = 600
 """Of comparisons that name no length: 25 rounds, noisier than 62, at two fifths of the cost."""
@@ -142,29 +140,7 @@ _LONG: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Of long and large cells, where the settings without momentum are far behind."""
 
-SYNCHRONOUS_GRID: Final = (
-    Synchronous(4, STEPS, ISLANDS_RATE, 0.6, 0.7, merge="rda"),
-    Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0),
-    *(
-        Synchronous(4, STEPS, ISLANDS_RATE, rate, momentum, ramp=ramp)
-        for rate, momentum, ramp in (
-            (1.0, 0.0, 0.0),
-            (0.8, 0.5, 0.0),
-            (1.0, 0.6, 0.0),
-            (0.8, 0.7, 0.0),
-            (0.7, 0.9, 0.0),
-            (0.8, 0.7, 3.0),
-            (0.8, 0.8, 3.0),
-            (0.8, 0.9, 3.0),
-            (1.0, 0.8, 3.0),
-        )
-    ),
-    *(Synchronous(4, STEPS, rate, 0.8, 0.8, ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
-    *(Synchronous(4, STEPS, rate, 0.55, 0.8, merge="rda", ramp=3.0) for rate in (8.5e-3, 1.7e-2)),
-    Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0, settling=0.125),
-)
 _SYNCHRONOUS_BEST: Final = Synchronous(4, STEPS, ISLANDS_RATE, 0.55, 0.8, merge="rda", ramp=3.0, settling=0.125)
-_UNSETTLED: Final = replace(_SYNCHRONOUS_BEST, settling=0.0)
 
 _WAITS: Final = {"quorum_count": 4, "grace_factor": 0.0}
 _RUSHES: Final = {"quorum_count": 1, "grace_factor": 0.0}
@@ -357,22 +333,17 @@ _OTHER_DATA: Final = Plain(
         "one island, on C++": default(1, islands=(Island(data=CPP),), judged_on=(PYTHON, CPP)),
     },
 )
-_SETTLING: Final = (
-    *(
-        Comparison(
-            f"momentum settles, {count} steps",
-            default(4, count),
-            default(4, count, policy={"planned_step_count": 0}),
-            "no planned length",
-            0.0,
-            None,
-            _MANY,
-        )
-        for count in (STEPS, 1500)
-    ),
+_SETTLING: Final = tuple(
     Comparison(
-        "synchronous DiLoCo, momentum settles", _SYNCHRONOUS_BEST, _UNSETTLED, "momentum stays", 0.0, None, _MOST
-    ),
+        f"momentum settles, {count} steps",
+        default(4, count),
+        default(4, count, policy={"planned_step_count": 0}),
+        "no planned length",
+        0.0,
+        None,
+        _MANY,
+    )
+    for count in (STEPS, 1500)
 )
 _MUON: Final = Plain(
     "Muon as the inner optimizer, all at 1.2e-2",
@@ -385,16 +356,6 @@ _MUON: Final = Plain(
         "data-parallel, Muon": DataParallel(4, STEPS, ISLANDS_RATE, optimizer="muon"),
     },
 )
-_RULES: Final = Plain(
-    "outer optimizers by name",
-    {
-        "leading-nesterov (default)": default(4),
-        "leading-nesterov, no length planned": default(4, policy={"planned_step_count": 0}),
-        "leading-nesterov, mean": default(4, policy=SETTINGS["mean, leading, warm-up to 0.8"]),
-        "nesterov": default(4, policy=SETTINGS["RDA, warm-up to 0.8"]),
-    },
-)
-
 _H: Final = Plain(
     "inner steps between contributions",
     {f"H = {count}": default(4, policy={"inner_step_count": count}) for count in (6, 12, 24, 48, 96)},
@@ -409,41 +370,22 @@ _CODEC: Final = Plain(
     },
 )
 
-_RATES: Final = tuple(
-    Plain(
-        f"learning rate of four islands, {count} steps",
-        {"1.2e-2 (the table's)": default(4, count), "1.7e-2": islands(4, count, 1.7e-2)},
-        _MANY,
-    )
-    for count in (STEPS, 1500)
-)
-
-TABLE: Final[tuple[Case, ...]] = (_COMPARISONS[0], _GAP, *_CELLS, *_COMPARISONS[1:], *_MIXES, _OTHER_DATA)
-"""Every row of the acceptance table."""
-
-MORE: Final[tuple[Case, ...]] = (
+TABLE: Final[tuple[Case, ...]] = (
+    _COMPARISONS[0],
+    _GAP,
+    *_CELLS,
+    *_COMPARISONS[1:],
+    *_MIXES,
+    _OTHER_DATA,
     *_SETTLING,
-    _RULES,
     _MUON,
-    *_RATES,
     _H,
     _P,
     _CODEC,
 )
-"""What else was measured: choices that have to be shown, without a bound of their own."""
+"""Every row of the acceptance table."""
 
 SHORT: Final[tuple[Case, ...]] = tuple(
     replace(case, seeds=(0,)) for case in (_FOUR_BITS, _LATE, _ONE_SLOW[10], _cell(2, 300, _LONG, (0,)))
 )
 """A look in some minutes: one seed, which proves nothing but that it runs and where it stands."""
-
-_TUNED: Final[tuple[Arm, ...]] = (
-    *(replace(alone(), peak_rate=rate) for rate in GRID),
-    *(replace(together(4), peak_rate=rate) for rate in GRID),
-    *(islands(4, STEPS, rate) for rate in GRID),
-    *(replace(alone(1500), peak_rate=rate) for rate in GRID[1:5]),
-    *(replace(together(4, 1500), peak_rate=rate) for rate in GRID[2:]),
-    *SYNCHRONOUS_GRID,
-)
-TUNING: Final[tuple[Job, ...]] = tuple(Job(arm, seed) for seed in (0, 1) for arm in _TUNED)
-"""The learning rates of each kind on one grid, and synchronous DiLoCo's outer settings."""

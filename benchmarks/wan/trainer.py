@@ -1,4 +1,4 @@
-"""A learner of the wide-area cases: real training of a perceptron, alone, on an island or data-parallel.
+"""A learner of the wide-area cases: real training of a perceptron, on an island or data-parallel.
 
 An accelerator that other processes do not slow down is imitated: a step that is finished early waits until `--step-s`
 is over.
@@ -26,6 +26,9 @@ _RATE: Final = np.float32(2e-4)  # ten times as much diverges
 _TIMEOUT_S: Final = 60.0
 
 
+Gradients = dict[str, NDArray[np.float32]]
+
+
 class Perceptron:
     """Learns from a teacher of its own shape."""
 
@@ -40,7 +43,7 @@ class Perceptron:
     def _drawn(source: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float32]:
         return source.standard_normal(shape, np.float32) / np.float32(shape[0] ** 0.5)
 
-    def gradients(self) -> tuple[dict[str, NDArray[np.float32]], float]:
+    def gradients(self) -> tuple[Gradients, float]:
         """Returns the gradients of a fresh batch, and its loss."""
         x = self._source.standard_normal((BATCH, SHAPES["in.weight"][0]), np.float32)
         target = np.maximum(x @ self._teacher["in.weight"], 0) @ self._teacher["out.weight"]
@@ -50,35 +53,16 @@ class Perceptron:
         loss = float(np.square(error).mean())
         return {"in.weight": x.T @ back / BATCH, "out.weight": hidden.T @ error / BATCH}, loss
 
-    def descend(self, gradients: dict[str, NDArray[np.float32]]) -> None:
+    def descend(self, gradients: Gradients) -> None:
         """Takes a step of gradient descent."""
         for name, gradient in gradients.items():
             self.arrays[name] -= _RATE * gradient
 
 
-class Alone:
-    """Trains without anybody."""
-
-    def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
-        """Joins whoever trains too."""
-
-    def combined(self, gradients: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        """Returns the gradients of all who must wait for one another at each step."""
-        return gradients
-
-    def tell(self, loss: float) -> None:
-        """Is called when a step has been taken."""
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what is to be told of the exchange."""
-        return {}
-
-
-class Island(Alone):
+class Island:
     """Trains with Skerry."""
 
     def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
-        super().__init__(arguments, model)
         self._learner = ArrayLearner(
             model.arrays,
             target=arguments.target,
@@ -91,20 +75,23 @@ class Island(Alone):
             tls="insecure",
         )
 
+    def combined(self, gradients: Gradients) -> Gradients:
+        """Returns the gradients: nobody waits for another one at each step."""
+        return gradients
+
     def tell(self, loss: float) -> None:
-        """Tells the learner."""
+        """Is called when a step has been taken."""
         self._learner.step(BATCH, loss)
 
-    def facts(self) -> dict[str, Any]:
-        """Returns the learner's counts."""
-        return {"merged": self._learner.stats.deltas_merged}
+    def merged_count(self) -> int:
+        """Returns how many deltas were merged."""
+        return self._learner.stats.deltas_merged
 
 
-class DataParallel(Alone):
+class DataParallel:
     """Averages the gradients with all others, with gloo."""
 
-    def __init__(self, arguments: argparse.Namespace, model: Perceptron) -> None:
-        super().__init__(arguments, model)
+    def __init__(self, arguments: argparse.Namespace, _: Perceptron) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "wan0"
         from torch import distributed
 
@@ -117,7 +104,7 @@ class DataParallel(Alone):
         distributed.init_process_group("gloo", store=self._store, rank=arguments.number, world_size=arguments.learners)
         self._world_size = arguments.learners
 
-    def combined(self, gradients: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    def combined(self, gradients: Gradients) -> Gradients:
         """Returns the average."""
         import torch
         from torch import distributed
@@ -126,8 +113,18 @@ class DataParallel(Alone):
             work.wait()
         return {name: one / self._world_size for name, one in gradients.items()}
 
+    def tell(self, loss: float) -> None:
+        """Is called when a step has been taken."""
 
-def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[str, Any]:
+    def merged_count(self) -> int:
+        """Returns 0: nothing is merged."""
+        return 0
+
+
+_HOW: Final[dict[str, type[Island | DataParallel]]] = {"island": Island, "data-parallel": DataParallel}
+
+
+def train(model: Perceptron, how: Island | DataParallel, step_s: float, seconds: float) -> dict[str, Any]:
     """Trains for a time, and returns when each step ended, what of it was computing, and the mean loss at the end."""
     begin_s = time.monotonic()
     ends_s, computing_s, losses = [], [], []
@@ -147,14 +144,14 @@ def train(model: Perceptron, how: Alone, step_s: float, seconds: float) -> dict[
         "ends_s": ends_s,
         "computing_s": computing_s,
         "loss": sum(losses[-10:]) / len(losses[-10:]),
-        **how.facts(),
+        "merged": how.merged_count(),
     }
 
 
 def main() -> None:
     """Does as it is told."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", choices=("alone", "island", "data-parallel"), required=True)
+    parser.add_argument("--how", choices=_HOW, required=True)
     parser.add_argument("--target", default="")
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--learners", type=int, default=2)
@@ -162,7 +159,7 @@ def main() -> None:
     arguments = parser.parse_args()
     dialogue = Dialogue()
     model = Perceptron(arguments.number)
-    how = {"alone": Alone, "island": Island, "data-parallel": DataParallel}[arguments.how](arguments, model)
+    how = _HOW[arguments.how](arguments, model)
     dialogue.answer()
     for command in dialogue.commands():
         dialogue.answer(**train(model, how, arguments.step_s, command["seconds"]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 R = TypeVar("R")
 
@@ -31,25 +33,28 @@ def json_line(values: object) -> str:
 
 def console() -> Console:
     """Returns a console on the current standard output."""
-    found = Console()
-    return found if found.is_terminal else Console(width=_PIPE_WIDTH)
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns an empty table; the columns named in `right` are aligned to the right."""
-    made = Table(box=None, header_style="dim", pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    return made
+def table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
+    """Returns a table of rows by column, all with the same columns; those of numbers are aligned to the right."""
+    shown = Table(box=None, header_style="dim", pad_edge=False)
+    for column in rows[0] if rows else ():
+        has_numbers = all(re.match(r"-$|\d", str(row[column])) for row in rows)
+        shown.add_column(column, justify="right" if has_numbers else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row.values())
+    return shown
 
 
 @contextmanager
-def shown_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def shown_progress(activity: str) -> Iterator[Callable[[int, int], None]]:
     """Shows a progress bar if standard error is a terminal; yields a function to call with (done, in all)."""
     shown = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed} of {task.total}"))
+    columns = (TextColumn(activity), BarColumn(), TextColumn("{task.completed} of {task.total}"))
     with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(activity, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 

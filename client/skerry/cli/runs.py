@@ -34,16 +34,20 @@ from skerry.wire.policy import Policy
 # What a command says: as JSON values, and in parts for a person.
 Answer: TypeAlias = tuple[Mapping[str, Any] | list[Any], Iterable[RenderableType]]
 
-_SET_HELP = "Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated."
+
+def _assignment(text: str) -> str:
+    policy_text.apply([text], Policy())
+    return text
 
 
-def _assignable(_context: click.Context, _parameter: click.Parameter, assignments: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the assignments if some policy can have them."""
-    _assigned(assignments, Policy())
-    return assignments
-
-
-_set = click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", callback=_assignable, help=_SET_HELP)
+_set = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    type=Parsed("assignment", _assignment),
+    help="Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated.",
+)
 
 
 def _printing(function: Callable[..., Answer]) -> Callable[..., None]:
@@ -83,22 +87,20 @@ def runs() -> None:
 def list_(client: RunsClient) -> Answer:
     """List the runs of a syncer."""
     found = client.list_runs()
-    rows = table(
-        "run", "status", "parameters", "fragments", "versions", "position", "created",
-        right=("parameters", "fragments", "versions", "position"),
-    )  # fmt: skip
-    for run in found:
-        rows.add_row(
-            run.name,
-            status_word(run.status),
-            count_text(_parameter_count(run.tensors)),
-            str(len(run.fragments)),
-            _version_range(run),
-            str(run.position),
-            _created_at(run),
-        )
+    rows = [
+        {
+            "run": run.name,
+            "status": status_word(run.status),
+            "parameters": count_text(_parameter_count(run.tensors)),
+            "fragments": str(len(run.fragments)),
+            "versions": _version_range(run),
+            "position": str(run.position),
+            "created": _created_at(run),
+        }
+        for run in found
+    ]
     none = "there are no runs. A learner creates one when it starts: skerry learn NAME"
-    return [_summary(run) for run in found], [rows if found else none]
+    return [_summary(run) for run in found], [table(rows) if rows else none]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs show demo")
@@ -128,19 +130,18 @@ def show(client: RunsClient, run: str) -> Answer:
 def versions(client: RunsClient, run: str, *, fragment: str, limit: int) -> Answer:
     """List a fragment's versions, newest first, and the learners whose deltas each was merged from."""
     records = list(itertools.islice(client.list_versions(run, fragment), limit))
-    rows = table(
-        "version", "position", "merged from", "update", "snapshot", "", right=("version", "position", "update")
-    )
-    for record in records:
-        rows.add_row(
-            str(record.version.version),
-            str(record.position),
-            _origin(record),
-            size_text(record.update_size_bytes) if record.update_size_bytes else "-",
-            "yes" if record.has_snapshot else "",
-            "abandoned" if record.is_abandoned else "",
-        )
-    return [to_values(record) for record in records], [rows]
+    rows = [
+        {
+            "version": str(record.version.version),
+            "position": str(record.position),
+            "merged from": _origin(record),
+            "update": size_text(record.update_size_bytes) if record.update_size_bytes else "-",
+            "snapshot": "yes" if record.has_snapshot else "",
+            "": "abandoned" if record.is_abandoned else "",
+        }
+        for record in records
+    ]
+    return [to_values(record) for record in records], [table(rows)]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs create gemma --weights initial.safetensors --set quorum_count=2")
@@ -156,12 +157,11 @@ def versions(client: RunsClient, run: str, *, fragment: str, limit: int) -> Answ
 @with_client
 def create(client: RunsClient, run: str, *, weights: Path, assignments: tuple[str, ...]) -> Answer:
     """Create a run from initial weights. A learner can also create it when it starts."""
-    policy = _assigned(assignments, Policy())
     try:
         arrays = read_weights(weights)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--weights") from error
-    created = client.create_run(run, arrays, policy=policy)
+    created = client.create_run(run, arrays, policy=policy_text.apply(assignments, Policy()))
     size = f"{count_text(_parameter_count(created.tensors))} parameters in {len(created.fragments)} fragments"
     return _summary(created), [f"created {created.name} ({created.uid}): {size}"]
 
@@ -182,7 +182,7 @@ def policy(client: RunsClient, run: str, *, assignments: tuple[str, ...]) -> Ans
     """Show a run's policy, or change it. A change takes effect when the next round closes."""
     current = client.get_policy(run)
     if assignments:
-        current = client.set_policy(run, _assigned(assignments, current), base=current)
+        current = client.set_policy(run, policy_text.apply(assignments, current), base=current)
     return policy_text.to_json(current), [_policy(current)]
 
 
@@ -266,38 +266,29 @@ def _summary(run: Run) -> dict[str, object]:
     return values
 
 
-def _assigned(assignments: Iterable[str], base: Policy) -> Policy:
-    try:
-        return policy_text.apply(assignments, base)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error
-
-
 def _run_parts(run: Run) -> Iterator[RenderableType]:
     facts = f"{count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
     yield Text.assemble((run.name, "bold"), f"  {status_word(run.status)}  {facts}  created {_created_at(run)}")
     yield Text(f"uid {run.uid}\n", style="dim")
-    shapes = {tensor.name: tensor for tensor in run.tensors}
+    tensors = {tensor.name: tensor for tensor in run.tensors}
     newest = {version.fragment: version for version in run.versions}
-    rows = table("fragment", "tensors", "elements", "version", "digest", right=("tensors", "elements", "version"))
-    for fragment in run.fragments:
-        version = newest.get(fragment.name)
-        rows.add_row(
-            fragment.name,
-            str(len(fragment.tensors)),
-            count_text(_parameter_count(shapes[name] for name in fragment.tensors)),
-            "-" if version is None else str(version.version),
-            "-" if version is None else version.digest.hex()[:16],
-        )
-    yield rows
+    yield table(
+        [
+            {
+                "fragment": fragment.name,
+                "tensors": str(len(fragment.tensors)),
+                "elements": count_text(_parameter_count(tensors[name] for name in fragment.tensors)),
+                "version": str(newest[fragment.name].version) if fragment.name in newest else "-",
+                "digest": newest[fragment.name].digest.hex()[:16] if fragment.name in newest else "-",
+            }
+            for fragment in run.fragments
+        ]
+    )
     yield ""
 
 
 def _policy(policy_now: Policy) -> RenderableType:
-    rows = table("policy", "value")
-    for name, value in policy_text.rows(policy_now):
-        rows.add_row(name, value)
-    return rows
+    return table([{"policy": name, "value": value} for name, value in policy_text.rows(policy_now)])
 
 
 def _origin(record: VersionRecord) -> str:

@@ -36,12 +36,14 @@ Columns:
   state              live: attached; participating: a recent round has its delta; finished: it has left;
                      lost: its lease ran out, and it has not said that it leaves
   step, tokens       that the learner has trained; from 0 again if it does not resume
-  step time, loss    as the learner reports them; the line is the course of the loss
+  step time, loss    as the learner reports them
+  course             of the loss, as a line
   up, down           mean of the last 10 s; with --once of all steps
   behind             versions that the learner has not adopted, at most
   stall              longest pause that Skerry made in a step, at the last report
   unsent             steps that the run does not have yet
-  dropped            steps whose work is gone; then why the last call failed, or the last delta was not merged
+  dropped            steps whose work is gone
+  problem            why the last call failed, or the last delta was not merged
   fragment, version  the newest version of each part of the model
   deltas             how many are in that version
   staleness          versions that were made since the oldest of them was begun

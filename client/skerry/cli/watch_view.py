@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.watch_state import LearnerView, WatchState, learner_state, status_word, unmerged_text
+from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, status_word, unmerged_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
@@ -16,12 +16,10 @@ _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan",
 
 def draw(state: WatchState, *, notice: str = "") -> RenderableType:
     """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
-    parts: list[RenderableType] = [_headline(state, notice), "", learners(state), "", _fragments(state)]
+    fragments = table([_fragment(name, view) for name, view in state.fragments.items()])
+    parts: list[RenderableType] = [_headline(state, notice), "", learners(state), "", fragments]
     if state.events:
-        rows = table("position", "event", right=("position",))
-        for position, text in state.events:
-            rows.add_row(str(position), text)
-        parts += ["", rows]
+        parts += ["", table([{"position": str(position), "event": text} for position, text in state.events])]
     return Group(*parts, Text("columns: skerry watch --help", style="dim"))
 
 
@@ -39,53 +37,48 @@ def learners(state: WatchState) -> RenderableType:
     """Returns a table of the learners, and which of their deltas were not merged."""
     if not state.learners:
         return Text("no learners yet", style="dim")
-    rows = table(
-        "learner", "region", "state", "step", "tokens", "step time", "loss", "", "up", "down", "behind", "stall",
-        "unsent", "dropped", "",
-        right=("step", "tokens", "step time", "loss", "up", "down", "behind", "stall", "unsent", "dropped"),
-    )  # fmt: skip
-    losses: list[Text] = []
-    for name, view in sorted(state.learners.items()):
-        rows.add_row(*_learner(state, view))
-        if unmerged := unmerged_text(view.status.fates):
-            losses.append(Text(f"{name}: {unmerged}", style="red"))
-    return Group(rows, *losses)
+    views = [view for _, view in sorted(state.learners.items())]
+    unmerged = [(view.status.learner_id, unmerged_text(view.status.fates)) for view in views]
+    return Group(
+        table([_learner(state, view) for view in views]),
+        *(Text(f"{name}: {text}", style="red") for name, text in unmerged if text),
+    )
 
 
-def _learner(state: WatchState, view: LearnerView) -> Iterable[Text | str]:
+def _learner(state: WatchState, view: LearnerView) -> dict[str, str | Text]:
     status, report = view.status, view.status.report
     word = learner_state(status)
-    behind, rates = state.staleness(view), view.bits_per_s or (None, None)
-    yield status.learner_id
-    yield status.region or "-"
-    yield Text(word, style=_STATE_STYLES[word])
-    yield str(report.step_count)
-    yield count_text(report.token_count)
-    yield f"{report.step_time.ToMilliseconds()} ms"
-    yield f"{report.loss:.4f}" if report.HasField("loss") else "-"
-    yield Text(sparkline(view.losses), style="cyan")
-    yield from map(rate_text, rates)
-    yield "-" if behind is None else str(behind)
-    yield f"{report.stall_time.ToMilliseconds()} ms"
-    yield str(report.unsent_step_count)
-    yield str(report.dropped_step_count)
-    yield Text(report.problem, style="bold red")
+    behind, (up, down) = state.staleness(view), view.bits_per_s or (None, None)
+    return {
+        "learner": status.learner_id,
+        "region": status.region or "-",
+        "state": Text(word, style=_STATE_STYLES[word]),
+        "step": str(report.step_count),
+        "tokens": count_text(report.token_count),
+        "step time": f"{report.step_time.ToMilliseconds()} ms",
+        "loss": f"{report.loss:.4f}" if report.HasField("loss") else "-",
+        "course": Text(sparkline(view.losses), style="cyan"),
+        "up": rate_text(up),
+        "down": rate_text(down),
+        "behind": "-" if behind is None else str(behind),
+        "stall": f"{report.stall_time.ToMilliseconds()} ms",
+        "unsent": str(report.unsent_step_count),
+        "dropped": str(report.dropped_step_count),
+        "problem": Text(report.problem, style="bold red"),
+    }
 
 
-def _fragments(state: WatchState) -> RenderableType:
-    rows = table(
-        "fragment", "version", "deltas", "staleness", "participation", "update", "round",
-        right=("version", "deltas", "staleness", "participation", "update"),
-    )  # fmt: skip
-    for name, view in state.fragments.items():
-        made = ["-", "-", "-", "-"]
-        if (committed := view.committed) is not None:
-            staleness = max((delta.staleness for delta in committed.merged), default=0)
-            made = [str(len(committed.merged)), str(staleness), f"{committed.participation:.0%}"]
-            made.append(size_text(committed.update_size_bytes))
-        gathering = "" if view.open_version is None else f"gathering {view.open_version}"
-        rows.add_row(name, str(view.version), *made, Text(gathering, style="yellow"))
-    return rows
+def _fragment(name: str, view: FragmentView) -> dict[str, str | Text]:
+    committed = view.committed
+    return {
+        "fragment": name,
+        "version": str(view.version),
+        "deltas": str(len(committed.merged)) if committed else "-",
+        "staleness": str(max((delta.staleness for delta in committed.merged), default=0)) if committed else "-",
+        "participation": f"{committed.participation:.0%}" if committed else "-",
+        "update": size_text(committed.update_size_bytes) if committed else "-",
+        "round": Text("" if view.open_version is None else f"gathering {view.open_version}", style="yellow"),
+    }
 
 
 def sparkline(values: Iterable[float]) -> str:

@@ -74,7 +74,7 @@ def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> N
     assert failures.run(cli, ["watch", "--help"]) == 0
     legend = capsys.readouterr().out
     columns = re.split(r"\s{2,}", f"{learners.strip()}  {fragments.strip()}")
-    assert len(columns) == 20
+    assert len(columns) == 22
     for column in columns:
         assert re.search(rf"^ +([a-z ]+, )?{column}[, ]", legend, re.MULTILINE), column
 

@@ -42,8 +42,7 @@ class HostSettings:
 
     in_flight_bytes: int = IN_FLIGHT_BYTES
     name_lifetime_s: float = 1.0  # for which the uid of a name is cached
-    sweep_s: float = 5.0  # between checks for runs that were deleted, replaced or are idle
-    idle_sweep_s: float = 60.0  # at most, between two of a run in which nothing happens
+    sweep_s: float = 60.0  # between checks for runs that were deleted, replaced or are idle
     tidy_s: float = 86_400.0  # between two times that abandoned drafts and orphaned parts are deleted
     idle_s: float = 60.0  # after which a run without use is closed
     opening_s: float = 5.0  # for which a call waits for its run's log to be read
@@ -57,7 +56,6 @@ class _Run:
         self.opening: asyncio.Future[RunReplica] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.used_at_s = now_s
-        self.named_at_s = now_s  # when its name was last checked
 
     @property
     def replica(self) -> RunReplica | None:
@@ -285,18 +283,16 @@ class RunHost:
                     self._close(run, run.replica)
 
     async def _check_name(self, run: _Run, replica: RunReplica) -> None:
-        spec, now_s = replica.log.spec, self.clock.monotonic_s()
-        pause_s = replica.pace.pause_s(self.settings.sweep_s, self.settings.idle_sweep_s)
-        if replica.state.status is RunStatus.DRAFT or now_s - run.named_at_s < pause_s:
+        spec = replica.log.spec
+        if replica.state.status is RunStatus.DRAFT:
             return
-        run.named_at_s = now_s
         try:
             named = await self._uid_of(spec.name)
         except StoreError:  # the replica's tailing loop logs it
             return
         if named != spec.uid:
             replica.followers.end(lost_name(spec.name, spec.uid, named))
-            if now_s - run.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
+            if self.clock.monotonic_s() - run.used_at_s > self.settings.idle_s:  # whatever its rounds still wait for
                 self._close(run, replica)
 
     def _close(self, run: _Run, replica: RunReplica) -> None:

@@ -33,6 +33,7 @@ from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError, UnreadableObjectError
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
+    AcceptedItem,
     ClosedItem,
     Entry,
     Fate,
@@ -80,7 +81,7 @@ class RunReplica:
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
-        self.pace = Pace(clock)
+        self._pace = Pace(clock)
         self._news = asyncio.Event()  # set at the next entry, and then replaced
         self._open_rounds: tuple[tuple[str, int], ...] = ()  # (fragment, version to be made), at the last decision
         self._is_draining = False
@@ -88,7 +89,6 @@ class RunReplica:
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
         self.roll_backs = RollBacks(run, workers, self._start, is_draining=lambda: self._is_draining)
-        self._seeded: set[str] = set()  # fragments whose initial weights this replica began to store
         self._unsubscribe = run.log.subscribe(self._on_entry)
 
     @property
@@ -109,7 +109,7 @@ class RunReplica:
 
     def wake(self) -> None:
         """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
-        if self.pace.touch():
+        if self._pace.touch():
             self._tail_now.set()
             self._advise_now.set()
 
@@ -218,8 +218,13 @@ class RunReplica:
         for event in events_of(self.state, entry, outcomes):
             self.followers.send(event)
         for outcome in outcomes:
-            if outcome.rejection is None and isinstance(outcome.item, SessionItem):
-                self._fence(outcome.item)
+            match outcome.item if outcome.rejection is None else None:
+                case SessionItem() as item:
+                    self._fence(item)
+                case AcceptedItem(base_version=version, fragment=fragment) if version == INITIAL_BASE:
+                    self._seed(fragment)
+                case _:
+                    pass
             for delta in outcome.decided:
                 if delta.fate is not Fate.MERGED:  # its round may be void; the next one is announced again
                     self._announced.pop(delta.item.fragment, None)
@@ -233,6 +238,12 @@ class RunReplica:
         """Ends the streams of the learner's older sessions."""
         error = fenced(new.learner)
         self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
+
+    def _seed(self, fragment: str) -> None:
+        """Begins to store initial weights that were pushed to a draft, so that its commit has less to do."""
+        if self._tasks is not None and not self._is_draining:
+            work = self.merger.seed(fragment)
+            self._start(self._done(work, "initial weights could not be stored", fragment=fragment))
 
     def _end_if_closed(self) -> None:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
@@ -281,7 +292,7 @@ class RunReplica:
             is_read = await self._done(self.log.tail(), "log could not be read")
             await self._clock.sleep(self._settings.busy_poll_s)
             longest_s = self._settings.waiting_poll_s if self._is_busy() else self._settings.idle_poll_s
-            await wait(self._tail_now, self.pace.pause_s(0.0, longest_s) if is_read else self._settings.retry_s)
+            await wait(self._tail_now, self._pace.pause_s(0.0, longest_s) if is_read else self._settings.retry_s)
 
     def _is_busy(self) -> bool:
         return bool(self._open_rounds) or any(fragment.closing for fragment in self.state.fragments.values())
@@ -302,7 +313,6 @@ class RunReplica:
                 self._announce(fragment, version)
             for closing in decisions.merges:
                 self._start(self._merge(closing))
-            self._start_seeds()
             if decisions.items and await self._propose(decisions.items):
                 continue
             wakes = (decisions.wake_at_s, self.leases.next_change_s(self.state, now_s))
@@ -327,7 +337,7 @@ class RunReplica:
         while True:
             self._advise_now.clear()
             await self._done(self._share_leases(), "leases could not be shared")
-            pause_s = self.pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
+            pause_s = self._pace.pause_s(self.state.policy.lease_term_s / 3, self._settings.idle_advice_s)
             await wait(self._advise_now, pause_s)
 
     async def _share_leases(self) -> None:
@@ -384,12 +394,3 @@ class RunReplica:
         if not await self._propose((item,)):
             await self._clock.sleep(self._settings.retry_s)
         return True
-
-    def _start_seeds(self) -> None:
-        """Starts to store the initial weights that were pushed to a draft, before its commit asks for them."""
-        if self.state.status is not RunStatus.DRAFT or self._is_draining:
-            return
-        for name, fragment in sorted(self.state.fragments.items()):
-            if fragment.version == INITIAL_BASE and fragment.pending and name not in self._seeded:
-                self._seeded.add(name)
-                self._start(self._done(self.merger.seed(name), "initial weights could not be stored", fragment=name))

@@ -172,17 +172,17 @@ def serve(
         raise _unlistenable(error) from error
 
 
-def _tls(given: Tls) -> Tls | None:
-    if given == Tls():
+def _tls(files: Tls) -> Tls | None:
+    if files == Tls():
         return None
-    if given.cert is None and given.key is None:
+    if files.cert is None and files.key is None:
         raise click.UsageError("--tls-client-ca needs the server's own certificate: --tls-cert and --tls-key")
-    if not checked(given).is_for_server():
+    if not checked(files).is_for_server():
         raise click.UsageError(
             f"--tls-cert is a client's certificate, which no client would take for a server's: give the server's own, "
-            f"as `skerry keys DIR --server HOST` makes it. cert={given.cert}"
+            f"as `skerry keys DIR --server HOST` makes it. cert={files.cert}"
         )
-    return given
+    return files
 
 
 def _deny_list(path: Path | None) -> DenyList | None:

@@ -28,10 +28,24 @@ from skerry.algorithm.rounds import (
     weight_bounds,
 )
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.membership import MembershipView, present_learners
-from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate, Member
+from skerry_syncer.rounds.membership import MembershipView, has_quorum, present_learners
+from skerry_syncer.store.log.entries import (
+    AcceptedItem,
+    ClosedItem,
+    Decided,
+    Fate,
+    FateItem,
+    Item,
+    Member,
+    RunStatus,
+)
+from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
 from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState
 
+# A commit has to fit one log entry: bytes of all but the names of its update, and of one number in quotes with its
+# comma.
+_SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
+_SCALAR_BYTES: Final = 11
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.
 _ABSENT_AFTER_ROUNDS: Final = 1.5
 # Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
@@ -40,7 +54,32 @@ _RECENT_VERSIONS: Final = 8
 _SMALLEST_NORM: Final = 2.0**-100
 
 
-def newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
+def close_round(state: RunState, fragment: FragmentState, view: MembershipView) -> list[Item]:
+    """Returns the item that freezes the fragment's round, or the fates of its deltas where too few are left."""
+    expired = _expired(fragment, state.policy)
+    late = {decided.delta for decided in expired}
+    fresh = [delta for name, delta in fragment.pending.items() if name not in late]
+    decided = (*expired, *_outliers(state, fragment, fresh))
+    refused = {fate.delta for fate in decided}
+    # The commit names a scalar for each delta and tensor. What does not fit is in the next round.
+    most = max(1, _SCALARS_BYTES // (_SCALAR_BYTES * len(fragment.layout.tensors)) - 1)
+    deltas = [delta for delta in fresh if delta.item.delta not in refused][:most]
+    # A learner whose delta is an outlier has contributed: the round must not go on waiting for it.
+    is_complete = state.status is RunStatus.CLOSING or has_quorum(fragment, state.policy, without=late)
+    if not deltas or not is_complete:
+        return [FateItem(decided)] if decided else []
+    return [_closed(state, fragment, view, deltas, attempt=fragment.next_attempt, decided=decided)]
+
+
+def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
+    return tuple(
+        Decided(name, Fate.EXPIRED, f"staler than the policy allows. rounds={rounds}")
+        for name, delta in fragment.pending.items()
+        if (rounds := fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)) > policy.max_staleness
+    )
+
+
+def _newest_deltas(state: RunState, fragment: FragmentState) -> dict[str, AcceptedItem]:
     """Returns by learner its newest delta that was merged lately, unless it has left; a roll-back begins anew."""
     newest: dict[str, AcceptedItem] = {}
     for version in islice(state.chain_of_rounds(fragment), _RECENT_VERSIONS):
@@ -59,7 +98,7 @@ def references(
     With one peer alone what the learner itself did counts too, so that neither of two can make the other's deltas count
     less by sending tiny ones.
     """
-    before = newest_deltas(state, fragment)
+    before = _newest_deltas(state, fragment)
     newest = before | {item.learner: item for item in items}
     paces = dict(fragment.paces)
     for item in items:
@@ -84,7 +123,7 @@ def _scaled(item: AcceptedItem, norm: float) -> NDArray[np.float64]:  # (tensors
     return scaled
 
 
-def outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
+def _outliers(state: RunState, fragment: FragmentState, deltas: Sequence[DeltaState]) -> tuple[Decided, ...]:
     """Names deltas whose norm no training explains.
 
     It exceeds by the policy's ratio, for each of at most H steps, what the learner's peers lead to expect and the
@@ -115,7 +154,7 @@ def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterat
             yield delta.item.norm_a_step
 
 
-def closed_round(
+def _closed(
     state: RunState,
     fragment: FragmentState,
     view: MembershipView,
@@ -238,7 +277,7 @@ def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, d
     members = [member.delta for member in closing.members]
     if delta not in members:
         return None
-    return closed_round(
+    return _closed(
         state,
         state.fragments[closing.fragment],
         view,

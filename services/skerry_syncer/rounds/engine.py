@@ -37,18 +37,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.closing import closed_round, outliers
+from skerry_syncer.rounds.closing import close_round
 from skerry_syncer.rounds.membership import MembershipView, expected_learners, has_quorum, is_open
-from skerry_syncer.store.log.entries import ClosedItem, Decided, Fate, FateItem, Item, RunStatus, StatusItem
-from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
+from skerry_syncer.store.log.entries import ClosedItem, Item, RunStatus, StatusItem
 from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState
 
-# A commit has to fit one log entry: bytes of all but the names of its update, and of one number in quotes with its
-# comma.
-_SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
-_SCALAR_BYTES: Final = 11
 # A merge that another replica has closed is taken over after so many seconds, and so many times what the last one took.
 _TAKE_OVER_S: Final = 3.0
 _TAKE_OVER_FACTOR: Final = 4.0
@@ -133,7 +127,7 @@ class RoundEngine:
             elif fragment.pending and may_close and state.status in (RunStatus.OPEN, RunStatus.CLOSING):
                 due_s = self._close_due_s(state, fragment, view, timed)
                 if due_s <= now_s:
-                    items.extend(_close(state, fragment, view))
+                    items.extend(close_round(state, fragment, view))
             else:
                 continue
             if now_s < due_s < math.inf:
@@ -190,7 +184,6 @@ class RoundEngine:
     ) -> _Round:
         """Returns the fragment's round after a look at `now_s`; `opens` says that it may close."""
         timed = self._rounds.setdefault(fragment.layout.name, _Round())
-        longest_s = state.policy.inner_step_count * _step_s(view)  # of what enters an average
         if fragment.closing != timed.closing:
             if fragment.closing is None:
                 timed.merge_s = now_s - timed.closing_seen_at_s
@@ -200,10 +193,16 @@ class RoundEngine:
         if fragment.last_close_position != timed.close_position:
             timed.close_position, timed.last_quorum_at_s = fragment.last_close_position, timed.quorum_at_s
             timed.opened_at_s = timed.quorum_at_s = None
+        self._observe_gathering(timed, state.policy, fragment, view, now_s, opens=opens)
+        return timed
+
+    def _observe_gathering(
+        self, timed: _Round, policy: Policy, fragment: FragmentState, view: MembershipView, now_s: float, *, opens: bool
+    ) -> None:
         for delta in (delta for name, delta in fragment.pending.items() if name not in timed.seen):
-            quorum_at_s = timed.answered_quorum_s(delta, fragment, state.policy)
+            quorum_at_s = timed.answered_quorum_s(delta, fragment, policy)
             if quorum_at_s is not None:
-                self._lateness_s = _averaged(self._lateness_s, min(now_s - quorum_at_s, longest_s))
+                self._lateness_s = _averaged(self._lateness_s, _at_most_a_round(now_s - quorum_at_s, policy, view))
         timed.seen = frozenset(fragment.pending)
         if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
             timed.opened_at_s = timed.quorum_at_s = None
@@ -211,10 +210,10 @@ class RoundEngine:
             timed.opened_at_s = now_s if timed.opened_at_s is None else timed.opened_at_s
         elif timed.quorum_at_s is None:  # the learner whose end would have opened it is gone
             timed.opened_at_s = None
-        if timed.opened_at_s is not None and timed.quorum_at_s is None and has_quorum(fragment, state.policy):
+        if timed.opened_at_s is not None and timed.quorum_at_s is None and has_quorum(fragment, policy):
             timed.quorum_at_s = now_s
-            self._xi_quorum_s = _averaged(self._xi_quorum_s, min(now_s - timed.opened_at_s, longest_s))
-        return timed
+            gathered_s = _at_most_a_round(now_s - timed.opened_at_s, policy, view)
+            self._xi_quorum_s = _averaged(self._xi_quorum_s, gathered_s)
 
 
 def _averaged(average: float | None, value: float) -> float:
@@ -223,38 +222,13 @@ def _averaged(average: float | None, value: float) -> float:
 
 def _step_s(view: MembershipView) -> float:
     """Returns xi_step, of learners that have reported their step time."""
-    return statistics.median_high(
-        [report.step_time_s for report in view.live.values() if report.step_time_s] or [_UNKNOWN_STEP_S]
-    )
+    times_s = [report.step_time_s for report in view.live.values() if report.step_time_s]
+    return statistics.median_high(times_s or [_UNKNOWN_STEP_S])
 
 
-def most_members(layout: FragmentLayout) -> int:
-    """Returns how many deltas one round takes: its commit names a scalar for each of them and each tensor."""
-    return max(1, _SCALARS_BYTES // (_SCALAR_BYTES * len(layout.tensors)) - 1)
-
-
-def _close(state: RunState, fragment: FragmentState, view: MembershipView) -> list[Item]:
-    """Returns the item that freezes the fragment's round, or the fates of its deltas where too few are left."""
-    expired = _expired(fragment, state.policy)
-    late = {decided.delta for decided in expired}
-    fresh = [delta for name, delta in fragment.pending.items() if name not in late]
-    decided = (*expired, *outliers(state, fragment, fresh))
-    refused = {fate.delta for fate in decided}
-    deltas = [delta for delta in fresh if delta.item.delta not in refused]
-    deltas = deltas[: most_members(fragment.layout)]  # the others are in the next round
-    # A learner whose delta is an outlier has contributed: the round must not go on waiting for it.
-    is_complete = state.status is RunStatus.CLOSING or has_quorum(fragment, state.policy, without=late)
-    if not deltas or not is_complete:
-        return [FateItem(decided)] if decided else []
-    return [closed_round(state, fragment, view, deltas, attempt=fragment.next_attempt, decided=decided)]
-
-
-def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
-    return tuple(
-        Decided(name, Fate.EXPIRED, f"staler than the policy allows. rounds={rounds}")
-        for name, delta in fragment.pending.items()
-        if (rounds := fragment.rounds_behind(delta.item.base_version, policy.inner_step_count)) > policy.max_staleness
-    )
+def _at_most_a_round(duration_s: float, policy: Policy, view: MembershipView) -> float:
+    """Returns a duration, or the time of H steps if that is less: a round that waited for hours says nothing."""
+    return min(duration_s, policy.inner_step_count * _step_s(view))
 
 
 def _is_drained(state: RunState) -> bool:

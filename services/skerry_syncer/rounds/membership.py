@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Final
 
 import msgspec
@@ -70,7 +71,7 @@ class MembershipView:
         """Returns a learner, who is not live and has reported nothing if this replica has not heard of it."""
         return self.learners.get(learner, LearnerView())
 
-    @property
+    @cached_property
     def live(self) -> dict[str, LearnerReport]:
         """The reports of the learners that are live."""
         return {name: learner.report for name, learner in self.learners.items() if learner.is_live}

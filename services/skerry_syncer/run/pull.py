@@ -56,12 +56,7 @@ def plan_pull(fragment: FragmentState, gone: AbstractSet[str], *, from_version: 
     Raises:
         SyncerError: VERSION_NOT_FOUND: the target does not exist, or its content was collected.
     """
-    target = fragment.versions.get(target_version)
-    if target is None:
-        raise SyncerError(
-            "VERSION_NOT_FOUND",
-            f"no such version. fragment={fragment.layout.name}, version={target_version}, newest={fragment.version}",
-        )
+    target = _version(fragment, target_version)
     if from_version == target_version:
         return PullPlan(from_version, target, ())
     plans: list[PullPlan] = []
@@ -94,9 +89,7 @@ def resume_plan(
         SyncerError: VERSION_NOT_FOUND: the target is unknown; PLAN_EXPIRED: an object is not there any more;
             BAD_REQUEST: `resume` does not fit its plan.
     """
-    target = fragment.versions.get(target_version)
-    if target is None:
-        raise SyncerError("VERSION_NOT_FOUND", f"no such version. version={target_version}, newest={fragment.version}")
+    target = _version(fragment, target_version)
     if not resume.names and from_version != target_version:
         raise bad_request("resume names none of the plan's objects")
     if len(set(resume.names)) < len(resume.names):
@@ -110,6 +103,13 @@ def resume_plan(
         raise bad_request(f"resume is outside its object. offset={resume.offset}")
     starts_with_snapshot = bool(objects) and objects[0].is_snapshot
     return PullPlan(-1 if starts_with_snapshot else from_version, target, tuple(objects))
+
+
+def _version(fragment: FragmentState, number: int) -> VersionState:
+    if number not in fragment.versions:
+        facts = f"fragment={fragment.layout.name}, version={number}, newest={fragment.version}"
+        raise SyncerError("VERSION_NOT_FOUND", f"no such version. {facts}")
+    return fragment.versions[number]
 
 
 def _named_objects(fragment: FragmentState, target: VersionState, names: Sequence[str]) -> list[PlanObject] | None:

@@ -270,15 +270,11 @@ class Merger:
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
         fragment = self._run.state.fragments[name]
-        size_bytes = 0
-        version = fragment.version
-        while version >= 0 and not fragment.versions[version].weights:
-            record = fragment.versions[version].commit
-            assert record is not None  # a version has a commit or a snapshot
-            size_bytes += sum(ref.size_bytes for ref in record.commit.update)
-            version -= 1
+        chain = self._run.state.chain(fragment, fragment.version, 0)
+        updates = [version.weights_refs for version in chain if not version.weights]
+        size_bytes = sum(ref.size_bytes for refs in updates for ref in refs)
         least_bytes = self._run.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel
-        return 0 < size_bytes >= least_bytes or fragment.version - version >= _LONGEST_CHAIN
+        return 0 < size_bytes >= least_bytes or len(updates) >= _LONGEST_CHAIN
 
     async def snapshot(self, name: str) -> None:
         """Stores weights and outer state of the fragment's newest version, if they are in this replica's cache.

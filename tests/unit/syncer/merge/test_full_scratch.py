@@ -12,7 +12,6 @@ import pytest
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.outer_states import OuterStates
-from skerry_syncer.store.errors import StoreFullError
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
@@ -77,8 +76,3 @@ async def test_the_least_recently_used_goes_first_whatever_run_it_is_of(small_sc
     assert cached() == [0, 2]
     await use(3)
     assert cached() == [2, 3]
-
-
-async def test_what_does_not_fit_even_alone_is_refused(small_scratch: Scratch) -> None:
-    with pytest.raises(StoreFullError, match="no space"):
-        small_scratch.zeros(3 * DISK_STATES, 2 * LAYOUT.numel)

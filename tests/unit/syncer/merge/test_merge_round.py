@@ -62,20 +62,6 @@ async def test_an_outage_of_all_is_a_whole_round_to_rda() -> None:
     assert float(np.linalg.norm(driver.state.weights)) == pytest.approx(4.0, rel=1e-6)
 
 
-@pytest.mark.parametrize(("planned", "settling"), [(16, 2), (64, 8), (80, 8)])
-async def test_momentum_settles_over_the_last_eight_rounds_or_the_last_eighth(planned: int, settling: int) -> None:
-    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5, schedule=OuterSchedule.WARM_UP)
-    plan = replace(policy(MergeRule.MEAN, outer), planned_step_count=24 * planned)
-    driver = await Driver.start(layout_of((1,)), plan)
-    for _ in range(planned + 2):
-        await driver.round([await driver.push(0, [1])])
-    commits = [version.commit for version in driver.log.state.fragments[FRAGMENT].versions.values() if version.commit]
-    momenta = list(float32s_from_hex([record.commit.scalars.momentum for record in commits]))
-    full = planned - settling + 1  # the last with all of it has `settling` rounds before it
-    assert momenta[3:full] == [0.5] * (full - 3)
-    assert momenta[full:] == [0.5 * left / settling for left in range(settling - 1, 0, -1)] + [0.0, 0.0]
-
-
 async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next_close() -> None:
     outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5)
     endless = policy(MergeRule.MEAN, outer)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from skerry.algorithm.step import AdvancedSpan, OuterState, Span, Step, advance_span
+from skerry.algorithm.step import OuterState
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
@@ -240,29 +240,6 @@ async def test_a_merge_that_is_cancelled_after_the_step_leaves_no_state_behind(r
     await run.merge(closing)
     assert (run.version, run.rebuilt) == (2, [1])
     await run.check(2)
-
-
-async def test_a_state_is_not_used_again_where_the_step_ended_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects, layout = HookedObjects(), layout_of((2100, 1000))  # three spans
-    run = Run(await Driver.start(layout, POLICY, objects=objects), objects, monkeypatch)
-    await run.merge(await run.close([await run.driver.push(0, np.ones(layout.numel))]))
-    closing, left = await run.close([await run.driver.push(0, np.ones(layout.numel))]), 2
-
-    def advance_two(step: Step, span: Span) -> AdvancedSpan:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise MemoryError
-        return advance_span(step, span)
-
-    monkeypatch.setattr("skerry_syncer.merge.merger.advance_span", advance_two)
-    with pytest.raises(MemoryError):
-        await run.merge(closing)
-    left = 3
-    await run.merge(closing)
-    assert (run.version, run.rebuilt) == (2, [0, 1])
-    report = await verify_run(run.driver.run, workers=run.driver.workers, scratch=run.driver.scratch)
-    assert (report.problems, report.versions_replayed) == ((), 2)
 
 
 async def test_a_delta_that_can_not_be_read_costs_no_state(run: Run) -> None:

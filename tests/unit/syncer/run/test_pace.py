@@ -9,7 +9,6 @@ import pytest
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.run.host import HostSettings, RunHost
-from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     Item,
@@ -154,22 +153,6 @@ def test_a_call_wakes_a_run_that_was_quiet() -> None:
             await bench.host.open("run")
             await asyncio.sleep(0.1)
             assert replica.state.position == log.state.position
-
-    on_host(test)
-
-
-def test_a_replica_looks_for_others_entries_no_oftener_while_it_appends_its_own() -> None:
-    async def test(bench: HostBench) -> None:
-        await bench.create(has_open_round=False)
-        replica = await bench.host.open("run")
-        await asyncio.sleep(1.0)
-        before = Counter(bench.operations)
-        for _ in range(100):
-            await replica.log.append([bench.policy()])
-            await asyncio.sleep(0.01)
-        done = bench.operations - before
-        assert done["create"] == 100
-        assert 0 < done["get"] <= 1.1 / ReplicaSettings().busy_poll_s
 
     on_host(test)
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from skerry.runtime.workers import InlineWorkers
-from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import StoreError
@@ -23,7 +22,6 @@ from skerry_syncer.store.log.entries import (
     CommittedItem,
     Fate,
     Item,
-    MergeScalars,
     ObjectRef,
     PolicyItem,
     RollbackItem,
@@ -44,6 +42,7 @@ from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.dict_objects import DictObjects
 from tests.support.faulty_objects import NO_FAULT, Fault, FaultyObjects, LateWrites
 from tests.support.seeded_entropy import SeededEntropy
+from tests.unit.syncer.store.log.test_fold import accepted, committed
 
 T = TypeVar("T")
 FRAGMENTS = ("head", "tail")
@@ -62,14 +61,6 @@ class Replica:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
-@dataclass
-class Answer:
-    """What a caller was told: the items that took effect, and the fates that they decided."""
-
-    items: list[Item] = field(default_factory=list)
-    fates: dict[str, tuple[Fate, int]] = field(default_factory=dict)
-
-
 class LogWorld:
     """A run, its replicas and all that callers were told."""
 
@@ -79,7 +70,8 @@ class LogWorld:
         self.late = LateWrites()
         self.shared = DictObjects()
         self.entropy = SeededEntropy(random.Random(seed))
-        self.told = Answer()
+        self.admitted: list[Item] = []  # what callers were told of: items that took effect
+        self.fates: dict[str, tuple[Fate, int]] = {}  # and the fates that these decided
         self.sessions: dict[str, str] = {}
         self.seen: dict[str, bytes] = {}
         self.begun: list[AcceptedItem] = []
@@ -145,8 +137,8 @@ class LogWorld:
         """Remembers an answer."""
         for outcome in outcomes:
             if outcome.rejection is None:
-                self.told.items.append(outcome.item)
-                self.told.fates.update({one.item.delta: (one.fate, one.version) for one in outcome.decided})
+                self.admitted.append(outcome.item)
+                self.fates.update({delta.item.delta: (delta.fate, delta.version) for delta in outcome.decided})
 
     async def push(self, run: Run, learner: str, fragment: str, age: int = 0) -> tuple[Outcome, ...]:
         """Stores a part and has its delta, from a base that is `age` versions old, accepted."""
@@ -163,36 +155,19 @@ class LogWorld:
         delta = self.entropy.hex_id()
         base = state.remembered(state.version - age) or state.newest
         stored = await run.blobs.write_part(fragment, delta, 0, 4, "0" * 64, [1.0], [b"frames"])
-        return AcceptedItem(
-            delta=delta,
-            fragment=fragment,
-            learner=learner,
-            session=self.sessions.get(learner, "0" * 32),
-            base_version=base.version,
-            base_digest=base.digest,
-            digest="0" * 64,
-            parts=(stored.ref,),
-            step_count=24,
-            token_count=100,
-            last_step=24,
-            squared_norms=(1.0,),
-        )
+        item = accepted(delta, learner, base=base.version, fragment=fragment, session=self.sessions[learner])
+        return msgspec.structs.replace(item, base_digest=base.digest, parts=(stored.ref,))
 
     def commit_item(self, log: RunLog, fragment: str) -> CommittedItem | None:
         """Returns what a merge of the frozen round would append."""
         closing = log.state.fragments[fragment].closing
         if closing is None:
             return None
-        coefficients = (("3f800000",),) * len(closing.members)
-        scalars = MergeScalars("3f800000", "00000000", ("3f800000",), coefficients, "00000000", "3f800000")
-        return CommittedItem(
-            fragment,
-            closing.version,
-            closing.attempt,
-            (self.ref(f"updates/{fragment}/{closing.version}"),),
-            Encoding(Codec.FLOAT32),
-            self.entropy.hex_id() * 2,
-            scalars,
+        return msgspec.structs.replace(
+            committed(closing.version, closing.attempt),
+            fragment=fragment,
+            update=(self.ref(f"updates/{fragment}/{closing.version}"),),
+            digest=self.entropy.hex_id() * 2,
         )
 
     async def checkpoint(self, replica: Replica, log: RunLog, keep: int) -> tuple[Outcome, ...]:
@@ -201,16 +176,6 @@ class LogWorld:
         oldest = {name: max(one.oldest, one.version - keep) for name, one in log.state.fragments.items()}
         await replica.objects.write(f"{self.prefix}/{item.name}", data)
         return await log.append([msgspec.structs.replace(item, oldest=oldest)])
-
-    def damage_checkpoint(self, which: int, *, is_lost: bool) -> None:
-        """Takes a checkpoint away, or changes a byte of it; the log must not need it."""
-        names = sorted(name for name in self.shared.objects if "/checkpoints/" in name)
-        if which < len(names):
-            data, modified = self.shared.objects.pop(names[-1 - which])
-            if not is_lost:
-                middle = len(data) // 2
-                flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-                self.shared.objects[names[-1 - which]] = (flipped, modified)
 
     def unnamed_parts(self, log: RunLog) -> tuple[str, ...]:
         """Returns the parts that no delta names that `log` knows: of pushes under way, refused or forgotten."""
@@ -254,12 +219,12 @@ class LogWorld:
         self.check_entries_stay()
         state, admitted, fates = self.run(self._fold_anew())
         assert max(self.accepted.values(), default=1) == 1, "a delta is accepted once, however late it is repeated"
-        for item in self.told.items:
+        for item in self.admitted:
             # Condemning twice what may be condemned is no harm; everything else takes effect once.
             count = min(1, admitted[repr(item)]) if isinstance(item, CollectedItem) else admitted[repr(item)]
             assert count == 1, f"acknowledged, so in the log once: {item}"
         assert max(fates.values(), default=1) == 1, "a delta has at most one final fate"
-        for delta, (fate, version) in self.told.fates.items():
+        for delta, (fate, version) in self.fates.items():
             assert (state.deltas[delta].fate, state.deltas[delta].version) == (fate, version)
         for delta, known in state.deltas.items():
             assert (known.fate is Fate.PENDING) == (delta not in fates)

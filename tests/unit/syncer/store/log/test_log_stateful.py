@@ -23,7 +23,7 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     SnapshotItem,
 )
-from skerry_syncer.store.log.retention import kept_names, named_refs, pinned_names
+from skerry_syncer.store.log.retention import pinned_names
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.versions.run import Run
@@ -102,7 +102,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, which=st.integers(0, 30), pause_s=PAUSE)
     def repeat_an_acknowledged_push(self, who: int, which: int, pause_s: float) -> None:
-        pushes = [item for item in self.world.told.items if isinstance(item, AcceptedItem)]
+        pushes = [item for item in self.world.admitted if isinstance(item, AcceptedItem)]
         if which < len(pushes):
             self.append(who, lambda _: pushes[which], pause_s)
 
@@ -111,10 +111,6 @@ class LogMachine(RuleBasedStateMachine):
         replica = self.replica(who)
         self.world.start(replica, lambda run: self.world.checkpoint(replica, run.log, keep))
         self.world.advance(pause_s)
-
-    @rule(which=st.integers(0, 2), is_lost=st.booleans())
-    def damage_a_checkpoint(self, which: int, is_lost: bool) -> None:
-        self.world.damage_checkpoint(which, is_lost=is_lost)
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def snapshot(self, who: int, fragment: str, pause_s: float) -> None:
@@ -157,19 +153,15 @@ class LogMachine(RuleBasedStateMachine):
             self.push(first, learner, fragment, 0.0)
             self.push(second, learner, fragment, 0.001)
         self.replica(second).faults.extend(faults)
-        for step in range(3):
-            for who in (first, second):
-                self.take_step(step, who, fragment)
-            self.world.advance(0.5)
-
-    def take_step(self, step: int, who: int, fragment: str) -> None:
-        match step:
-            case 0:
-                self.tail(who)
-            case 1:
-                self.close(who, fragment, 0, False, 0.0)
-            case _:
-                self.commit(who, fragment, 0.0)
+        for who in (first, second):
+            self.tail(who)
+        self.world.advance(0.5)
+        for who in (first, second):
+            self.close(who, fragment, 0, False, 0.0)
+        self.world.advance(0.5)
+        for who in (first, second):
+            self.commit(who, fragment, 0.0)
+        self.world.advance(0.5)
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def quarantine(self, who: int, fragment: str, pause_s: float) -> None:
@@ -232,15 +224,6 @@ class LogMachine(RuleBasedStateMachine):
         self.snapshot(other, fragment, 0.3)
         self.collect(other, True, 0.3)
         self.checkpoint(who, 0, 0.3)
-
-    @rule(who=WHO, pause_s=PAUSE)
-    def collect_by_policy(self, who: int, pause_s: float) -> None:
-        def item(log: RunLog) -> CollectedItem | None:
-            kept = kept_names(log.state, log.state.policy)
-            names = {ref.name for ref in named_refs(log.state)} - kept - log.state.condemned
-            return CollectedItem(tuple(sorted(names))) if names else None
-
-        self.append(who, item, pause_s)
 
     @rule(duration_s=SECONDS)
     def wait(self, duration_s: float) -> None:

@@ -1,15 +1,15 @@
 """The run log of one run, as one replica reads and writes it.
 
 Appends that wait at the same time go into one entry. A replica that loses a number to another folds the entries that it
-missed and tries the next number. If it is unknown whether a write landed, that is found out before anything else is
-written. The log is read by asking for the next number, never by listing.
+missed and tries the next number. A write that failed is read back. If the store can't say whether it landed, callers
+hear so, and what lands later is folded then. The log is read by asking for the next number, never by listing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +20,6 @@ from skerry.runtime.identifiers import Entropy
 from skerry_syncer.store.errors import (
     LogCorruptError,
     ObjectMissingError,
-    OutcomeUnknownError,
     StoreError,
     StoreUnavailableError,
 )
@@ -63,11 +62,9 @@ class _Append:
 
 @dataclass
 class _Sent:
-    """An entry that was sent to the store and may or may not have landed."""
+    """The newest entry that this process sent to the store, which may land later than the store's answer says."""
 
-    position: int
     write_id: str
-    data: bytes
     outcomes: tuple[Outcome, ...] | None = None  # of its items, once it is folded
 
 
@@ -98,7 +95,7 @@ class RunLog:
         self._writer = writer
         self._creator = Creator(objects, clock, entropy)
         self._waiting: list[_Append] = []
-        self._in_doubt: _Sent | None = None
+        self._sent = _Sent("")
         self._writing: asyncio.Task[None] | None = None
         self._subscribers: list[Subscriber] = []
         self._tail_lock = asyncio.Lock()
@@ -230,29 +227,27 @@ class RunLog:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
-        self._fail(self._waiting, StoreUnavailableError("log was closed"))
+        self._fail(StoreUnavailableError("log was closed"))
 
     async def _write_waiting(self) -> None:
         """Writes entries until nothing waits, in a task of its own, so that cancelling a caller stops no other."""
         try:
             while self._waiting:
-                group: list[_Append] = []
                 try:
-                    self._raise_failure()
-                    await self._resolve_doubt()
                     await self._check_anchor()
-                    group = await self._next_group()
-                    if group:
+                    if group := await self._next_group():
                         await self._write(group)
-                except StoreError as error:
-                    self._fail(group, error)
-                    # The appends behind were not sent. They fail now, rather than wait through the outage again.
-                    is_unknown = isinstance(error, OutcomeUnknownError)
-                    self._fail(self._waiting, StoreUnavailableError(str(error)) if is_unknown else error)
+                except StoreError as error:  # for all that wait, rather than let each wait through the outage again
+                    self._fail(error)
                 self._waiting = [append for append in self._waiting if not append.answer.done()]
         except BaseException as error:
-            self._fail(self._waiting, StoreUnavailableError(f"log writer stopped. cause={error!r}"))
+            self._fail(StoreUnavailableError(f"log writer stopped. cause={error!r}"))
             raise
+
+    def _fail(self, error: StoreError) -> None:
+        for append in self._waiting:
+            if not append.answer.done():
+                append.answer.set_exception(error)
 
     async def _next_group(self) -> list[_Append]:
         """Returns the appends of the next entry, or none after it answered those without effect at the log's end."""
@@ -294,28 +289,18 @@ class RunLog:
             age_s=round(self.age_s(), 3),
             items=tuple(item for append in group for item in append.items),
         )
-        self._in_doubt = _Sent(entry.position, entry.write_id, entry.to_bytes())
-        outcomes = await self._resolve_doubt()
-        if outcomes is None:
+        sent = self._sent = _Sent(entry.write_id)
+        # If this raises, the entry may still land. It is then folded like another writer's.
+        data = await self._creator.create_or_read(entry_name(self.prefix, entry.position), entry.to_bytes())
+        self._fold(entry.position, data)
+        if sent.outcomes is None:
             await self.tail()
             return
-        remaining = iter(outcomes)
+        remaining = iter(sent.outcomes)
         for append in group:
             own = tuple(islice(remaining, len(append.items)))
             if not append.answer.done():
                 append.answer.set_result(own)
-
-    async def _resolve_doubt(self) -> tuple[Outcome, ...] | None:
-        """Finds out whether the entry that was sent landed; returns its outcomes, or None if another writer won."""
-        sent = self._in_doubt
-        if sent is None:
-            return None
-        if self.state.position < sent.position:
-            # If this raises, the entry stays in doubt, and the same bytes are put again before anything else.
-            data = await self._creator.create_or_read(entry_name(self.prefix, sent.position), sent.data)
-            self._fold(sent.position, data)
-        self._in_doubt = None
-        return sent.outcomes
 
     async def _read_to_end(self) -> None:
         self._raise_failure()
@@ -361,8 +346,8 @@ class RunLog:
         except LogCorruptError as error:
             self.failure = error
             raise
-        if self._in_doubt is not None and entry.write_id == self._in_doubt.write_id:
-            self._in_doubt.outcomes = outcomes
+        if entry.write_id == self._sent.write_id:
+            self._sent.outcomes = outcomes
         else:  # also if this process has served for longer: what its writer made must not seem as old as that
             self._age_s, self._aged_at_s = self.state.age_s, self._clock.monotonic_s()
         for callback in list(self._subscribers):
@@ -401,9 +386,3 @@ class RunLog:
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-    @staticmethod
-    def _fail(appends: Iterable[_Append], error: StoreError) -> None:
-        for append in appends:
-            if not append.answer.done():
-                append.answer.set_exception(error)

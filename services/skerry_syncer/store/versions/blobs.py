@@ -136,10 +136,8 @@ class Blobs:
             match = _PART.fullmatch(name.rpartition("/")[2])
             if match is None or name in self._condemned:
                 continue
-            key = (int(match[1]), int(match[2]), match[3])
-            ref = ObjectRef(name, key[0], key[1], info.size_bytes, key[2])
-            # Listing has no order. Every replica must choose the same part, so the alphabetically first name wins.
-            refs[key] = min(ref, refs.get(key, ref), key=lambda part: part.name)
+            key = first, numel, digest = int(match[1]), int(match[2]), match[3]
+            refs[key] = ObjectRef(name, first, numel, info.size_bytes, digest)  # of several, any will do
         if refs:  # their writers may have been killed before they had synced the folder
             await self._objects.sync_parent(*(self._path(ref.name) for ref in refs.values()))
         limit = asyncio.Semaphore(_READS_AT_ONCE)
@@ -220,16 +218,12 @@ class Blobs:
             async for piece in self._objects.stream(self._path(ref.name), offset=offset):
                 yield piece
         except ObjectMissingError as error:
-            if await self._is_collected(ref.name):
+            if ref.name not in self._condemned and self._look is not None:
+                with suppress(LogCorruptError, NewerFormatError):  # the log can't be read on
+                    await self._look()  # a collection condemns an object before it deletes it
+            if ref.name in self._condemned:
                 raise CollectedError(f"object was collected. name={ref.name}") from error
             raise
-
-    async def _is_collected(self, name: str) -> bool:
-        """Whether the log condemned an object that is not there: before it is deleted, it says so."""
-        if name not in self._condemned and self._look is not None:
-            with suppress(LogCorruptError, NewerFormatError):  # it can't be read on
-                await self._look()
-        return name in self._condemned
 
     async def read_checked(self, ref: ObjectRef) -> AsyncGenerator[bytes, None]:
         """Yields all bytes of an update or snapshot, in pieces of at most 512 KiB; the last one once all were checked.

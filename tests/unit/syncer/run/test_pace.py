@@ -22,7 +22,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.virtual_time import run_virtual
-from tests.unit.syncer.store.log.test_run_log import SPEC, UID, Bench
+from tests.support.log_bench import SPEC, UID, Bench
 
 COUNTED_S = 7200.0
 MONTH_S = 30 * 86_400.0

@@ -41,8 +41,8 @@ from skerry_syncer.store.versions.run import Run
 from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.dict_objects import DictObjects
 from tests.support.faulty_objects import NO_FAULT, Fault, FaultyObjects, LateWrites
+from tests.support.history import accepted, committed
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.syncer.store.log.test_fold import accepted, committed
 
 T = TypeVar("T")
 FRAGMENTS = ("head", "tail")

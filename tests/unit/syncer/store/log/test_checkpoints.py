@@ -18,8 +18,8 @@ from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from tests.simulation.virtual_time import run_virtual
+from tests.support.log_bench import Bench
 from tests.support.long_log import RUN, UID, Synthesis
-from tests.unit.syncer.store.log.test_run_log import Bench
 
 ENTRIES = 2 * CHECKPOINT_EVERY + 300
 PREFIX = run_prefix(RUN, UID)

@@ -17,7 +17,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.retention import LEAST_VERSIONS, REMEMBERED_REQUESTS, REMEMBERED_SESSIONS, oldest_versions
 from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
-from tests.unit.syncer.store.log.test_fold import (
+from tests.support.history import (
     BODY,
     EMBED,
     SPEC,

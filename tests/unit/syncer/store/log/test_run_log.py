@@ -1,73 +1,22 @@
 """Appending and following: what a caller of the log may rely on, one promise a test."""
 
 import asyncio
-import json
-import random
-from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from skerry.runtime.workers import InlineWorkers
-from skerry.wire.layout import FragmentLayout, TensorSpec
-from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import (
-    DraftConflictError,
     LogCorruptError,
     NewerFormatError,
     ObjectExistsError,
     OutcomeUnknownError,
-    RunNotFoundError,
     StoreFullError,
     StoreUnavailableError,
 )
-from skerry_syncer.store.log.entries import FORMAT, CollectedItem, Entry, PolicyItem, RunSpec, entry_name
+from skerry_syncer.store.log.entries import FORMAT, CollectedItem, Entry, entry_name
 from skerry_syncer.store.log.run_log import GROUP_BYTES
-from skerry_syncer.store.store import Store
-from tests.simulation.virtual_time import VirtualClock, run_virtual
-from tests.support.dict_objects import DictObjects
-from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from tests.support.seeded_entropy import SeededEntropy
-
-UID, OTHER_UID = "a" * 32, "b" * 32
-LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))
-SPEC = RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 0.0)
-
-
-class Bench:
-    """One shared store and any number of replicas on it, each with its own faults; operations are counted."""
-
-    def __init__(self) -> None:
-        self.shared = DictObjects()
-        self.late = LateWrites()
-        self.clock = VirtualClock()
-        self.entropy = SeededEntropy(random.Random(0))
-        self.operations: Counter[str] = Counter()
-
-    def store(self, faults: Callable[[str, str], Fault] = lambda _operation, _name: NO_FAULT) -> Store:
-        def schedule(operation: str, name: str) -> Fault:
-            self.operations[operation] += 1
-            return faults(operation, name)
-
-        objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
-        return Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
-
-    def policy(self) -> PolicyItem:
-        return PolicyItem(self.entropy.hex_id(), Policy())
-
-
-def on_virtual_time(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs a test with a bench on a fresh virtual-time loop."""
-
-    def run() -> None:
-        async def main() -> None:
-            await test(Bench())
-
-        run_virtual(main)
-
-    run.__name__ = test.__name__
-    return run
+from tests.support.faulty_objects import NO_FAULT, Effect, Fault
+from tests.support.log_bench import SPEC, UID, Bench, on_virtual_time
 
 
 def first(operation: str, *faults: Fault) -> Callable[[str, str], Fault]:
@@ -160,16 +109,6 @@ def test_a_create_that_failed_is_read_back_and_has_one_effect(effect: Effect, er
         assert (entry_count(bench), log.state.position) == (1, 1)
 
     test()
-
-
-@on_virtual_time
-async def test_nothing_is_answered_while_the_store_cannot_say_what_happened(bench: Bench) -> None:
-    faults: list[Fault] = []
-    log = (await bench.store(lambda *_: faults.pop() if faults else NO_FAULT).create_draft(SPEC)).log
-    faults += [Fault(effect=Effect.ERROR_BEFORE)] * 6 + [Fault(effect=Effect.ERROR_AFTER)]  # the create lands, unheard
-    (outcome,) = await log.append([bench.policy()])
-    assert outcome.rejection is None
-    assert entry_count(bench) == 1
 
 
 @on_virtual_time
@@ -380,47 +319,6 @@ async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
 
 
 @on_virtual_time
-async def test_a_draft_is_created_once_whoever_repeats_it(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
-    again = (await bench.store().create_draft(RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 99.0))).log
-    assert again.spec == log.spec
-    assert again.spec.created_at_unix_s == 0.0
-    other = FragmentLayout("body", (TensorSpec("w", (5,)),))
-    with pytest.raises(DraftConflictError):
-        await bench.store().create_draft(RunSpec("run", UID, (other,), {"w": "float32"}, 0.0))
-
-
-@on_virtual_time
-async def test_a_name_belongs_to_the_run_that_had_it_first_until_it_is_taken_away(bench: Bench) -> None:
-    store = bench.store()
-    with pytest.raises(RunNotFoundError):
-        await store.resolve("run")
-    answers = await asyncio.gather(
-        *(bench.store().publish("run", uid) for uid in (UID, OTHER_UID, UID, OTHER_UID)), return_exceptions=True
-    )
-    winner = await store.resolve("run")
-    loser = OTHER_UID if winner == UID else UID
-    refusals = [answer for answer in answers if answer is not None]
-    assert [getattr(refusal, "metadata", refusal) for refusal in refusals] == [{"run_uid": winner}] * 2
-    with pytest.raises(RunNotFoundError):
-        await store.unpublish("run", loser)
-    for _ in range(2):
-        await store.unpublish("run", winner)
-    assert await store.list_runs() == []
-    await store.publish("run", loser)
-    assert await store.list_runs() == [("run", loser)]
-    await store.unpublish("run", loser)
-    with pytest.raises(RunNotFoundError):
-        await store.publish("run", winner)  # a late repetition does not undo a deletion
-
-
-@on_virtual_time
-async def test_runs_that_are_not_there_are_not_found(bench: Bench) -> None:
-    with pytest.raises(RunNotFoundError):
-        await bench.store().open_run("run", UID)
-
-
-@on_virtual_time
 async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -> None:
     log = (await bench.store().create_draft(SPEC)).log
     await log.append([bench.policy()])
@@ -434,17 +332,3 @@ async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -
         await bench.store().open_run("run", UID)
     assert log.failure is None
     assert log.state.position == 1, "what was readable stays folded"
-
-
-@on_virtual_time
-async def test_names_and_specs_of_a_newer_format_are_no_damage(bench: Bench) -> None:
-    store = bench.store()
-    log = (await store.create_draft(SPEC)).log
-    await store.publish("run", UID)
-    for name in (f"{log.prefix}/run.json", f"runs/run/names/{1:020}"):
-        values = json.loads(bench.shared.objects[name][0]) | {"format": FORMAT + 1}
-        bench.shared.objects[name] = (json.dumps(values).encode(), 0.0)
-    with pytest.raises(NewerFormatError):
-        await bench.store().open_run("run", UID)
-    with pytest.raises(NewerFormatError):
-        await store.resolve("run")

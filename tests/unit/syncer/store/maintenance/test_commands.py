@@ -18,7 +18,7 @@ from skerry.runtime.workers import ThreadWorkers
 from skerry_syncer.store.log.entries import Decided, Fate, Item, RunStatus, SessionItem, StatusItem
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
-from tests.unit.syncer.store.log.test_fold import BODY, EMBED, SPEC, accepted, closed, committed, snapshot
+from tests.support.history import BODY, EMBED, SPEC, accepted, closed, committed, snapshot
 from tests.unit.syncer.store.make_golden import DTYPES, GOLDEN
 
 

@@ -10,7 +10,7 @@ from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import CollectedItem
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
 from skerry_syncer.store.versions.blobs import snapshot_pieces
-from tests.unit.syncer.store.log.test_run_log import SPEC, Bench, on_virtual_time
+from tests.support.log_bench import SPEC, Bench, on_virtual_time
 
 
 async def test_small_tensors_are_written_together_since_each_piece_takes_workers_time() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from skerry.net.retry import RetrySettings
+from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Tls
-from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.exposition import exposed
 from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.logs import get_logger
@@ -157,7 +157,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         ValueError: the files of `settings.tls` can't be used.
     """
     clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
-    await _wait_for(objects, clock, entropy)
+    await _wait_for(objects, entropy)
     metrics = SyncerMetrics(clock)
     objects = MeasuredObjects(objects, metrics, clock)
     store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
@@ -206,18 +206,17 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         await asyncio.to_thread(workers.close)
 
 
-async def _wait_for(objects: Objects, clock: Clock, entropy: Entropy) -> None:
+async def _wait_for(objects: Objects, entropy: Entropy) -> None:
     """Returns when the store has passed its checks; logs what is wrong while it can't be reached."""
-    for attempt in itertools.count(1):
-        try:
-            await check_put_if_absent(objects, entropy)
-        except StoreRefusedError:
-            raise
-        except StoreUnavailableError as error:
-            _LOG.warning("not listening yet: the store does not answer", attempt=attempt, cause=str(error))
-            await clock.sleep(_STORE_RETRIES.wait_s(attempt, error, random.Random(entropy.hex_id())))
-        else:
-            return
+
+    def is_away(error: BaseException) -> bool:
+        return isinstance(error, StoreUnavailableError) and not isinstance(error, StoreRefusedError)
+
+    def warn(attempt: int, error: BaseException) -> None:
+        _LOG.warning("not listening yet: the store does not answer", attempt=attempt, cause=str(error))
+
+    retry = Retry(_STORE_RETRIES, random.Random(entropy.hex_id()), is_away, before_pause=warn)
+    await retry.call(partial(check_put_if_absent, objects, entropy))
 
 
 @asynccontextmanager

@@ -126,8 +126,6 @@ class RunHost:
         check_name(name, "run")
         if uid:
             check_id(uid, "run uid")
-        if self._is_draining:
-            raise DrainingError
         named = await self._uid_of(name)
         if not uid and named is None:
             raise lost_name(name, uid, named)
@@ -174,19 +172,9 @@ class RunHost:
     async def _replica(
         self, name: str, uid: str, named: str | None, *, is_patient: bool = False, wakes: bool = True
     ) -> RunReplica:
-        try:
-            replica = await self._opened(name, uid, within_s=None if is_patient else self.settings.opening_s)
-        except RunNotFoundError:
-            raise lost_name(name, uid, named) from None
-        if wakes:
-            replica.wake()
-        return replica
+        """Returns the replica of a run; `named` is the uid that the name means.
 
-    async def _opened(self, name: str, uid: str, *, within_s: float | None) -> RunReplica:
-        """Returns the replica of a run. Opening continues when callers give up waiting for it.
-
-        Raises:
-            SyncerError: RUN_OPENING: it takes longer than `within_s`.
+        Opening continues when callers give up waiting for it.
         """
         if self._tasks is None or self._is_draining:
             raise DrainingError
@@ -197,7 +185,7 @@ class RunHost:
             run.task = self._tasks.create_task(self._serve(run, name, uid, self._tasks), name=f"run {name}")
         run.used_at_s = now_s
         if not run.opening.done():
-            await asyncio.wait([run.opening], timeout=within_s)
+            await asyncio.wait([run.opening], timeout=None if is_patient else self.settings.opening_s)
         if not run.opening.done():
             read = self.store.read_position(name, uid)
             _LOG.info("run is being opened", run=name, uid=uid, position=read)
@@ -206,7 +194,13 @@ class RunHost:
             )
         if run.opening.cancelled():
             raise DrainingError
-        return run.opening.result()
+        try:
+            replica = run.opening.result()
+        except RunNotFoundError:
+            raise lost_name(name, uid, named) from None
+        if wakes:
+            replica.wake()
+        return replica
 
     async def _serve(self, run: _Run, name: str, uid: str, tasks: asyncio.TaskGroup) -> None:
         """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""

@@ -79,18 +79,19 @@ class Scratch:
         self._cached[next(self._use_count)] = cached
 
     def zeros(self, count: int, numel: int) -> tuple[NDArray[np.float32], ...]:
-        """Returns `count` arrays of shape (numel,), all in one mapping, which ends with the last of them.
+        """Returns `count` arrays of shape (numel,), each of which frees its memory or file when it is dropped.
 
         The disk blocks are reserved here, because a process dies when a mapped file runs out of disk later.
 
         Raises:
             StoreFullError: the directory has no space for them, with every cache gone.
         """
-        stride_bytes = -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._directory is None or count * stride_bytes < SMALLEST_FILE_BYTES:
-            return tuple(np.zeros(numel, np.float32) for _ in range(count))
-        mapped = self._mapped(self._directory, count * stride_bytes)
-        return tuple(np.frombuffer(mapped, np.float32, numel, offset=nth * stride_bytes) for nth in range(count))
+        return tuple(self._zeros(numel) for _ in range(count))
+
+    def _zeros(self, numel: int) -> NDArray[np.float32]:
+        if self._directory is None or 4 * numel < SMALLEST_FILE_BYTES:
+            return np.zeros(numel, np.float32)
+        return np.frombuffer(self._mapped(self._directory, 4 * numel), np.float32)
 
     @contextlib.contextmanager
     def lent(self, numel: int) -> Iterator[NDArray[np.float32]]:
@@ -102,7 +103,7 @@ class Scratch:
             StoreFullError: as `zeros`.
         """
         fitting = [array for array in self._spare if numel <= len(array) <= 2 * numel]
-        array = min(fitting, key=len) if fitting else self.zeros(1, numel)[0]
+        array = min(fitting, key=len) if fitting else self._zeros(numel)
         self._spare = [spare for spare in self._spare if spare is not array]
         yield array[:numel]
         self._spare = [*self._spare, array][-_MOST_SPARE:]

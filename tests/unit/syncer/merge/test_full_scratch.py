@@ -16,7 +16,7 @@ from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.scratch import SMALLEST_FILE_BYTES, Scratch
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
 
-LAYOUT = layout_of((300, 400))
+LAYOUT = layout_of((700, 400))
 STATE_BYTES = 3 * 4 * LAYOUT.numel
 DISK_STATES = 2
 RUN_COUNT = 4
@@ -34,7 +34,7 @@ def small_scratch(tmp_path: Path) -> Iterator[Scratch]:
 
 async def drivers() -> list[Driver]:
     """As many runs of one fragment as a syncer might have fragments, on stores of their own."""
-    assert STATE_BYTES > SMALLEST_FILE_BYTES
+    assert STATE_BYTES > 3 * SMALLEST_FILE_BYTES
     return [await Driver.start(LAYOUT, Policy()) for _ in range(RUN_COUNT)]
 
 

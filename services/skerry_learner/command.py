@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import re
@@ -83,8 +82,6 @@ def _device(text: str) -> str:
     return text
 
 
-# Every default is shown, unless it is None; then the help text says what applies.
-_option = functools.partial(click.option, show_default=True)
 _POSITIVE = Count(1, 10**12)  # as many steps as a run can be planned to take
 _COUNT = Count(0, 10**12)
 _OPTIMIZERS = click.Choice(["adamw", "muon"])
@@ -92,53 +89,53 @@ _POSITIVE_NUMBER = Number(min_open=True)
 
 
 @click.command("learn", epilog=_EPILOG)
-@_option("--target", type=TARGET, default="127.0.0.1:50051", help=_TARGET_HELP)
+@click.option("--target", type=TARGET, default="127.0.0.1:50051", help=_TARGET_HELP)
 @with_tls
 @run_argument(partial(check_name, what="run"), default="demo")
-@_option("--learner-id", type=_name("learner"), help=_LEARNER_ID_HELP)
+@click.option("--learner-id", type=_name("learner"), help=_LEARNER_ID_HELP)
 @click.option("--region", type=_name("region"), help="Where this learner is; for display only.")
 @click.option("--metrics", type=ADDRESS, metavar="HOST:PORT", help=_METRICS_HELP)
 @click.option("--alone", is_flag=True, help="Train without a syncer, as a baseline to compare with.")
-@_option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
-@_option(
+@click.option("--create/--no-create", "may_create", default=True, help="Create the run if it does not exist.")
+@click.option(
     "--policy", "policy_path", type=INPUT_FILE, help="JSON file with the policy of a run that this learner creates."
 )
-@_option("--inner-steps", "inner_step_count", type=Count(1, 1_000_000), help=_INNER_STEPS_HELP)
-@_option(
+@click.option("--inner-steps", "inner_step_count", type=Count(1, 1_000_000), help=_INNER_STEPS_HELP)
+@click.option(
     "--model", type=click.Choice(list(MODEL_CONFIGS)), default="tiny", help="Size: 30 thousand to 1 billion parameters."
 )
-@_option("--vocabulary", type=Count(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
-@_option("--context", type=Count(1, 2**20), help="Tokens in a sequence.  [default: by --model]")
+@click.option("--vocabulary", type=Count(2, 65536), help="Number of distinct tokens.  [default: 256, for bytes]")
+@click.option("--context", type=Count(1, 2**20), help="Tokens in a sequence.  [default: by --model]")
 @click.option("--untied", is_flag=True, help="Use separate matrices for the embedding and the output.")
-@_option("--data", "source", type=INPUT, help=_DATA_HELP)
-@_option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
-@_option(
+@click.option("--data", "source", type=INPUT, help=_DATA_HELP)
+@click.option("--data-limit-mb", type=_POSITIVE_NUMBER, help="Use only this many megabytes of the data.")
+@click.option(
     "--shard",
     type=Parsed("shard", _shard),
     default="1/1",
     help="Train on the i-th of n disjoint parts of the data, written i/n.",
 )
-@_option("--batch", "batch_size", type=Count(1, 2**20), default=8, help="Sequences in a step.")
-@_option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
-@_option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
-@_option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
-@_option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
-@_option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
-@_option("--weight-decay", type=Number(), default=0.1, help="Weight decay of matrices.")
-@_option("--seed", type=Count(), default=0, help="Seed of the initial weights and the data order.")
-@_option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
-@_option(
+@click.option("--batch", "batch_size", type=Count(1, 2**20), default=8, help="Sequences in a step.")
+@click.option("--steps", "step_count", type=_POSITIVE, default=1000, help="Training steps to take.")
+@click.option("--horizon", "horizon_steps", type=_POSITIVE, help=_HORIZON_HELP)
+@click.option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
+@click.option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
+@click.option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
+@click.option("--weight-decay", type=Number(), default=0.1, help="Weight decay of matrices.")
+@click.option("--seed", type=Count(), default=0, help="Seed of the initial weights and the data order.")
+@click.option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
+@click.option(
     "--eval-windows", "held_out_window_count", type=Count(1, 2**20), default=64, help="Held-out sequences to evaluate."
 )
-@_option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
-@_option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
-@_option("--work-dir", "work_directory", type=OUTPUT_FOLDER, help=_WORK_DIR_HELP)
-@_option(
+@click.option("--checkpoint-every", type=_COUNT, default=200, help="Steps between checkpoints; 0: only at the end.")
+@click.option("--log-every", type=_COUNT, default=50, help="Steps between log lines; 0: none.")
+@click.option("--work-dir", "work_directory", type=OUTPUT_FOLDER, help=_WORK_DIR_HELP)
+@click.option(
     "--device", type=Parsed("device", _device), default="auto", help="auto (CUDA if there is a GPU), cpu, cuda:1, mps."
 )
-@_option("--threads", "thread_count", type=Count(1, 4096), default=1, help="CPU threads of PyTorch.")
-@_option("--slowdown", type=Number(1), default=1.0, help="Sleep after each step, to train slower by this factor.")
-@_option("--flush-timeout", "flush_timeout_s", type=Number(), default=30.0, help=_FLUSH_HELP)
+@click.option("--threads", "thread_count", type=Count(1, 4096), default=1, help="CPU threads of PyTorch.")
+@click.option("--slowdown", type=Number(1), default=1.0, help="Sleep after each step, to train slower by this factor.")
+@click.option("--flush-timeout", "flush_timeout_s", type=Number(), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.
 
@@ -153,7 +150,7 @@ def learn(**options: Any) -> None:
         settings.work_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
-    position = _learn(settings, policy, options["metrics"])
+    position = _learn(settings, options, policy)
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
 
 
@@ -220,8 +217,6 @@ def _settings(options: dict[str, Any]) -> LearnSettings:
             OptimizerSettings(**named(OptimizerSettings)),
             horizon_steps=options["horizon_steps"] or options["step_count"],
         ),
-        "target": None if options["alone"] else options["target"],
-        "region": options["region"] or "",
     }
     return LearnSettings(**(named(LearnSettings) | derived))
 
@@ -240,7 +235,7 @@ def _own_id(options: dict[str, Any]) -> str:
     return name
 
 
-def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> TrainingPosition:
+def _learn(settings: LearnSettings, options: dict[str, Any], policy: Policy) -> TrainingPosition:
     import torch
 
     from skerry.runtime.clock import SystemClock
@@ -251,12 +246,12 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
     log_to_stderr()
     with _stopping() as stop:
         try:
-            torch.set_num_threads(settings.thread_count)
+            torch.set_num_threads(options["thread_count"])
             training = prepare(settings)
             gc.collect()
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             with ExitStack() as stack:
-                learner = _attached(stack, training, settings.target, policy, metrics) if settings.target else None
+                learner = None if options["alone"] else _attached(stack, training, options, policy)
                 stop.is_training = True
                 position = train(training, learner, clock=SystemClock(), stop=stop.event)
                 if learner is not None and learner.failure is not None:
@@ -266,30 +261,31 @@ def _learn(settings: LearnSettings, policy: Policy, metrics: str | None) -> Trai
             raise click.ClickException(str(error)) from error
 
 
-def _attached(stack: ExitStack, training: Training, target: str, policy: Policy, metrics: str | None) -> Learner:
+def _attached(stack: ExitStack, training: Training, options: dict[str, Any], policy: Policy) -> Learner:
     """Returns a learner that is attached to its run until the stack is left, as its metrics are served."""
     from skerry import Learner
     from skerry.runtime.exposition import exposed
     from skerry_learner.exposition import LearnerMetrics
 
-    settings = training.settings
+    run, learner_id = options["run"], training.settings.learner_id
     learner = stack.enter_context(
         Learner(
             training.model,
-            target=target,
-            run=settings.run,
-            learner_id=settings.learner_id,
-            region=settings.region,
-            create=settings.may_create,
+            target=options["target"],
+            run=run,
+            learner_id=learner_id,
+            region=options["region"] or "",
+            create=options["may_create"],
             policy=policy,
-            tls=settings.tls,
+            tls=options["tls"],
         )
     )
     learner.count_from(training.position.step, training.position.tokens)
-    if metrics is not None:
-        collector = LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id)
+    if options["metrics"] is not None:
         with _listening():
-            url = stack.enter_context(exposed(collector, metrics))
+            url = stack.enter_context(
+                exposed(LearnerMetrics(learner, run=run, learner_id=learner_id), options["metrics"])
+            )
         click.echo(f"metrics at {url}")
     return learner
 

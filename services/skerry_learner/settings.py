@@ -1,4 +1,4 @@
-"""The options of `skerry learn` as values. Imports no torch, so that `--help` is quick."""
+"""What a learner trains with, as values. Imports no torch, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from skerry.net.tls import Insecure, Tls
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnSettings:
-    """All options of `skerry learn`. Of those that are counted in steps, 0 means never."""
+    """What a learner trains, on what and for how long. Of counts of steps, 0 means never."""
 
     learner_id: str
     work_directory: Path  # of the checkpoint and the metrics
@@ -73,12 +70,6 @@ class LearnSettings:
     slowdown: float = 1.0  # by which factor the emulated hardware is slower than this machine; at least 1
     flush_timeout_s: float = 30.0
     device: str = "auto"
-    thread_count: int = 1
-    target: str | None = None  # None: train without a syncer
-    run: str = "demo"
-    region: str = ""
-    may_create: bool = True
-    tls: Tls | Insecure | None = None
 
     @property
     def checkpoint_path(self) -> Path:

@@ -77,8 +77,12 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
         return ExitStatus.DONE
     except click.ClickException as error:
         return _show_usage(error)
-    except ImportError as error:
-        return _show_missing(error)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # all others are dependencies of skerry
+            raise
+        _say("error: this command needs a package that is not installed. package=torch")
+        _say("next: pip install 'skerry[torch]'")
+        return ExitStatus.NOT_INSTALLED
     except BrokenPipeError:
         # The reader has closed the pipe (`skerry watch --json | head`), so nothing may be flushed into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -104,19 +108,6 @@ def _show_usage(error: click.ClickException) -> int:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         _say(f"next: `{error.ctx.command_path} --help` has an example")
     return error.exit_code
-
-
-def _show_missing(error: ImportError) -> ExitStatus:
-    package = (error.name or "").partition(".")[0]
-    if package == "torch":  # all others are dependencies of skerry
-        _say("error: this command needs a package that is not installed. package=torch")
-        _say("next: pip install 'skerry[torch]'")
-    elif package.startswith("skerry"):
-        _say(f"error: this installation lacks a part of skerry. module={error.name}")
-        _say("next: pip install skerry; the container image of a service has only that service")
-    else:
-        raise error
-    return ExitStatus.NOT_INSTALLED
 
 
 def _show_refusal(error: Exception, reason: str) -> ExitStatus:

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from skerry.cli import failures, settings
-from skerry.cli.unavailable import UnavailableCommand
 
 ENTRY_POINT_GROUP = "skerry.commands"
 
@@ -43,7 +42,7 @@ class CommandGroup(click.Group):
         return sorted(_entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command; one that can't be imported fails when it is run."""
+        """Returns a command with its environment variables named."""
         return _loaded(cmd_name) if cmd_name in _entry_points() else None
 
     def resolve_command(
@@ -67,12 +66,7 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _loaded(name: str) -> click.Command:
-    """Returns a command with its environment variables named."""
-    try:
-        command = _entry_points()[name].load()
-    except ImportError as error:
-        return UnavailableCommand(name, error)
-    assert isinstance(command, click.Command), f"{name} is not a click command"
+    command: click.Command = _entry_points()[name].load()
     settings.name_environment(command)
     return command
 

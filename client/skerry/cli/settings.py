@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 
-from skerry.cli.unavailable import UnavailableCommand
-
 DEFAULT_FILE = Path("skerry.toml")
 # Never taken from the environment or a file. Consent (--yes) must be given each time.
 _FLAGS_ONLY = frozenset({"help", "version", "config", "yes"})
@@ -51,8 +49,7 @@ def read_file(path: Path | None) -> Mapping[str, Any]:
 def defaults(file: Mapping[str, Any], commands: Mapping[str, click.Command]) -> dict[str, Any]:
     """Returns the settings of a file as click's default map: a command's table before the tables around it.
 
-    A key applies to every command below its table that has the option. One that none of them has is an error, unless a
-    command that can't be loaded here may have it.
+    A key applies to every command below its table that has the option. One that none of them has is an error.
 
     Raises:
         click.UsageError: keys or tables that no command has; the message names them.
@@ -70,7 +67,7 @@ def _fill(
     children = command.commands if isinstance(command, click.Group) else {}
     below = {key: value for key, value in table.items() if key in children and isinstance(value, Mapping)}
     own = {key.replace("_", "-"): value for key, value in table.items() if key not in below}
-    strangers = [path + key for key in own if not any(_may_have(child, key) for child in _tree(command))]
+    strangers = [path + key for key in own if not any(key in _settable(child) for child in _tree(command))]
     given, settable = {**inherited, **own}, _settable(command)
     result: dict[str, Any] = {
         str(settable[key].name): _value(settable[key], key, value) for key, value in given.items() if key in settable
@@ -105,10 +102,6 @@ def _tree(command: click.Command) -> Iterator[click.Command]:
     yield command
     for child in command.commands.values() if isinstance(command, click.Group) else ():
         yield from _tree(child)
-
-
-def _may_have(command: click.Command, key: str) -> bool:
-    return isinstance(command, UnavailableCommand) or key in _settable(command)
 
 
 def _settable(command: click.Command) -> dict[str, click.Parameter]:

@@ -25,18 +25,6 @@ def test_a_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "error: value cannot be encoded. tensor=head, element=3, value=nan [NON_FINITE]\n"
 
 
-def test_a_missing_torch_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
-    error = ModuleNotFoundError("No module named 'torch'", name="torch")
-    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
-    assert "pip install 'skerry[torch]'" in capsys.readouterr().err
-
-
-def test_a_missing_service_says_that_it_is_not_in_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
-    error = ModuleNotFoundError("No module named 'skerry_syncer'", name="skerry_syncer")
-    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
-    assert "module=skerry_syncer" in capsys.readouterr().err
-
-
 def test_wrong_usage_shows_the_usage_and_where_an_example_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert failures.run(fail_with(RuntimeError()), ["--no-such-flag"]) == failures.ExitStatus.USAGE
     shown = capsys.readouterr().err

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.rebase import FlatArray, Ledger
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.algorithm.step import subtract_update
 from skerry.errors import CorruptDownloadError
 from skerry.exchange.session import Session
@@ -133,65 +133,55 @@ async def adopt(
 ) -> Ledger:
     """Returns the ledger after the weights were changed at a step boundary.
 
-    `is_merged`: the delta in flight is in `pulled`; `must_replace`: local work must not be kept.
+    `is_merged`: the delta in flight is in `pulled`; `must_replace`: the weights are replaced, and unsent work is lost.
     """
-    on_device = await session.workers.run(session.parameters.from_host, pulled.weights)
-    if must_replace:
-        return await _overwrite(session, layout, ledger, pulled, on_device)
+    parameters, run = session.parameters, session.workers.run
+    on_device = await run(parameters.from_host, pulled.weights)
 
     def prepare() -> Work:
+        if must_replace:
+            return parameters.load(layout, on_device)
         out = vector(layout.numel) if isinstance(on_device, np.ndarray) else None
         shift = ledger.shift(on_device, is_merged=is_merged, out=out)
-        session.parameters.synchronize()
-        return session.parameters.add(layout, shift)
+        parameters.synchronize()
+        return parameters.add(layout, shift)
 
-    add = await session.workers.run(prepare)
+    trained, around = await _change(session, layout, await run(prepare))
+    if must_replace:
+        base = on_device if around is None else around[1]
+        return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
     base = on_device
-    around = await _change(session, layout, add)
     if around is not None:
-        base = await session.workers.run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
+        base = await run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
     return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 
-async def _overwrite(
-    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, on_device: FlatArray
-) -> Ledger:
-    """Replaces the weights; unsent work is lost."""
-    trained = session.trained
-    overwrite = await session.workers.run(session.parameters.load, layout, on_device)
+async def _change(
+    session: Session, layout: FragmentLayout, change: Work
+) -> tuple[Trained, tuple[FlatArray, FlatArray] | None]:
+    """Makes the change at a step boundary; returns how far training was then.
 
-    def change() -> None:
-        nonlocal trained
-        overwrite()
-        trained = session.trained
+    Where the model rounds, also returns the weights before and after.
+    """
+    parameters, run = session.parameters, session.workers.run
 
-    around = await _change(session, layout, change)
-    base = on_device if around is None else around[1]
-    return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
-
-
-async def _change(session: Session, layout: FragmentLayout, change: Work) -> tuple[FlatArray, FlatArray] | None:
-    """Makes the change at a step boundary; where the model rounds, returns the weights before and after."""
-    parameters = session.parameters
-
-    def changed() -> None:
+    def changed() -> Trained:
         change()
         session.changed.append(layout.name)
+        return session.trained
 
     if parameters.is_float32(layout):
-        await session.boundary.run(changed)
-        return None
-    before = await session.workers.run(parameters.buffer, layout)
-    after = await session.workers.run(parameters.buffer, layout)
+        return await session.boundary.run(changed), None
+    before, after = await run(parameters.buffer, layout), await run(parameters.buffer, layout)
+    copy_before = await run(parameters.snapshot, layout, before)
+    copy_after = await run(parameters.snapshot, layout, after)
 
-    copy_before = await session.workers.run(parameters.snapshot, layout, before)
-    copy_after = await session.workers.run(parameters.snapshot, layout, after)
-
-    def copied() -> None:
+    def copied() -> Trained:
         copy_before()
-        changed()
+        trained = changed()
         copy_after()
+        return trained
 
-    await session.boundary.run(copied)
-    await session.workers.run(parameters.synchronize)  # workers read the copies next
-    return before, after
+    trained = await session.boundary.run(copied)
+    await run(parameters.synchronize)  # workers read the copies next
+    return trained, (before, after)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 from skerry.algorithm.rebase import FlatArray
@@ -123,27 +122,27 @@ class _Download:
                 async for piece in pieces:
                     await self._apply([piece])
                 return
+            async with aclosing(in_order(self._fetches(pieces, *self._place), self._lane_count)) as stretches:
+                async for stretch in stretches:
+                    await self._apply(stretch)
 
-            async def begun() -> list[v1.PullData]:
-                return [piece async for piece in pieces]
-
-            rest = self._fetches(*self._place, sent_bytes=self._request.limit_bytes)
-            await self._apply_stretches(chain([begun], rest))
-
-    async def _apply_stretches(self, fetches: Iterable[_Fetch]) -> None:
-        async with aclosing(in_order(fetches, self._lane_count)) as stretches:
-            async for stretch in stretches:
-                await self._apply(stretch)
-
-    def _fetches(self, object_index: int, offset: int, *, sent_bytes: int) -> Iterator[_Fetch]:
-        """Yields the fetches of what follows the place, but for the first `sent_bytes`, which another call sends.
+    async def _fetches(
+        self, pieces: AsyncIterator[v1.PullData], object_index: int, offset: int
+    ) -> AsyncIterator[_Fetch]:
+        """Yields the fetches of what follows the place; `pieces` are the first `limit_bytes` of it.
 
         They are made as they are begun: a plan may say of an object that it is larger than any memory.
         """
+
+        async def begun() -> list[v1.PullData]:
+            return [piece async for piece in pieces]
+
+        yield begun
         assert self._applier is not None  # the plan is known
+        sent_bytes = limit_bytes = self._request.limit_bytes
         for index, described in enumerate(self._applier.plan.objects[object_index:], object_index):
             sent = min(sent_bytes, described.size_bytes - offset)
-            for start in range(offset + sent, described.size_bytes, self._request.limit_bytes):
+            for start in range(offset + sent, described.size_bytes, limit_bytes):
                 yield partial(self._fetch, index, start)
             sent_bytes, offset = sent_bytes - sent, 0
 

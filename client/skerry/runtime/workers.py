@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -49,11 +51,11 @@ class InlineWorkers:
         return function(*args)
 
 
-async def in_order(calls: Iterable[Callable[[], Awaitable[Result]]], count: int) -> AsyncGenerator[Result, None]:
+async def in_order(calls: AsyncIterable[Callable[[], Awaitable[Result]]], count: int) -> AsyncGenerator[Result, None]:
     """Yields the results of the calls in their order; the next `count` of them are under way meanwhile."""
     tasks: deque[asyncio.Future[Result]] = deque()
     try:
-        for call in calls:
+        async for call in calls:
             tasks.append(asyncio.ensure_future(call()))
             if len(tasks) == count:
                 yield await tasks.popleft()
@@ -65,33 +67,12 @@ async def in_order(calls: Iterable[Callable[[], Awaitable[Result]]], count: int)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def run_jobs(workers: Workers, jobs: AsyncIterator[Callable[[], Result]]) -> list[Result]:
-    """Runs every job and returns their results in the order in which the jobs came.
+async def run_jobs(workers: Workers, jobs: AsyncIterable[Callable[[], Result]]) -> list[Result]:
+    """Runs every job, up to `IN_FLIGHT` at a time, and returns their results in the order in which the jobs came.
 
-    Jobs may overlap. The next one is asked for only when fewer than `IN_FLIGHT` are unfinished. When a job or the
-    iterator fails, the others are cancelled and the first error is raised as it is; a job that a thread has begun
-    still runs to its end, so what it writes to is of no use after an error.
+    When a job or the iterator fails, the others are cancelled; a job that a thread has begun still runs to its end, so
+    what it writes to is of no use after an error.
     """
-    slots = asyncio.Semaphore(IN_FLIGHT)
-    tasks: list[asyncio.Task[Result]] = []
-
-    async def run(job: Callable[[], Result]) -> Result:
-        try:
-            return await workers.run(job)
-        finally:
-            slots.release()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            async for job in jobs:
-                await slots.acquire()
-                tasks.append(group.create_task(run(job)))
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from None
-    return [task.result() for task in tasks]
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    calls = (partial(workers.run, job) async for job in jobs)
+    async with aclosing(in_order(calls, IN_FLIGHT)) as results:
+        return [result async for result in results]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,11 +91,15 @@ class MergeResult:
         Raises:
             StoreUnavailableError, StoreFullError: the same call may succeed later.
         """
-        missing = [span for span in range(0, len(self._spans), UPDATE_OBJECT_SPANS) if span not in self._refs]
-        async with aclosing(in_order([partial(self._store, span) for span in missing], IN_FLIGHT)) as stored:
+        async with aclosing(in_order(self._missing(), IN_FLIGHT)) as stored:
             async for _ in stored:
                 pass
         return structs.replace(self.commit, update=tuple(ref for _, ref in sorted(self._refs.items())))
+
+    async def _missing(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        for first_span in range(0, len(self._spans), UPDATE_OBJECT_SPANS):
+            if first_span not in self._refs:
+                yield partial(self._store, first_span)
 
     async def _store(self, first_span: int) -> None:
         held = slice(first_span, first_span + UPDATE_OBJECT_SPANS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -18,16 +17,13 @@ from skerry import (
     Learner,
     Policy,
     RefusedError,
-    RunClosedError,
     RunsClient,
     Tls,
     TryAgainError,
     attach,
 )
-from skerry.net.loop_thread import LoopThread
 from tests.support.heard_logs import heard_logs
 from tests.support.quadratic import QUICK, Quadratic, train_until
-from tests.support.serve_process import ServeProcess
 
 
 def test_two_learners_train_one_model_together(target: str) -> None:
@@ -110,16 +106,6 @@ def test_a_policy_says_which_field_can_not_be_right(name: str, value: Any) -> No
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
-def test_a_client_of_runs_refuses_what_can_not_be_right_before_anything_is_done(timeout_s: float) -> None:
-    threads = set(threading.enumerate())
-    with pytest.raises(ValueError, match="timeout_s"):
-        RunsClient("127.0.0.1:1", timeout_s=timeout_s)
-    with pytest.raises(ValueError, match="address="):
-        RunsClient("127.0.0.1")
-    assert set(threading.enumerate()) <= threads
-
-
 def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(target: str) -> None:
     names = [
         f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj.weight"
@@ -186,62 +172,6 @@ def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> 
         assert older.stats.step_count == before + 1
         assert not older.stats.is_attached
         assert older.flush(30)
-
-
-def test_a_closed_run_is_noticed_and_takes_nobody_new(target: str) -> None:
-    problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: learner.stats.deltas_acknowledged > 0)
-        with RunsClient(target) as client:
-            client.close_run("fit")
-        train_until([(problem, learner)], lambda: learner.is_closed)
-        assert learner.flush(30)
-        with pytest.raises(RunClosedError):
-            ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="b")
-
-
-def test_training_goes_on_while_the_syncer_is_dead_and_what_was_learned_is_sent_later(tmp_path: Path) -> None:
-    thread = LoopThread("processes")
-    process = ServeProcess(f"file://{tmp_path / 'store'}", tmp_path)
-    problem = Quadratic()
-    try:
-        thread.run(process.start())
-        target = f"127.0.0.1:{process.port}"
-        policy = Policy(inner_step_count=4, lease_term_s=1.0, quarantine_ratio=0)
-        with ArrayLearner(
-            problem.arrays, target=target, run="fit", learner_id="a", create=True, policy=policy
-        ) as learner:
-            train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 3)
-            thread.run(process.kill())
-            before = learner.stats
-            train_until([(problem, learner)], lambda: not learner.stats.is_attached)
-            for _ in range(20):
-                learner.step(tokens=8, loss=problem.descend())
-            thread.run(process.start())
-            train_until(
-                [(problem, learner)],
-                lambda: min(learner.stats.versions.values()) >= max(before.versions.values()) + 3,
-            )
-            assert learner.stats.is_attached
-            assert learner.failure is None
-            assert learner.flush(30)
-        with RunsClient(target) as client:
-            run = client.close_run("fit")
-            merged = [
-                fate.delta_id
-                for fragment in run.fragments
-                for record in client.list_versions("fit", fragment.name)
-                for fate in record.merged
-            ]
-        assert len(merged) == len(set(merged)) == learner.stats.deltas_acknowledged
-    finally:
-        thread.run(_stopped(process))
-        thread.close()
-
-
-async def _stopped(process: ServeProcess) -> None:
-    async with asyncio.timeout(30):
-        await process.stop()
 
 
 def test_a_step_says_which_fragments_it_changed(target: str) -> None:

@@ -115,6 +115,16 @@ async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
     assert world.session.is_closed
 
 
+async def test_what_no_syncer_of_this_version_says_does_no_harm() -> None:
+    odd = attached()
+    odd.attached.lease_term.seconds = -(2**62)
+    world = World([odd, event(6, policy_changed=types_pb2.Policy(quorum_count=-1))])
+    before = world.session.policy
+    await world.live()
+    assert world.session.policy == before
+    assert (world.session.failure, world.session.position) == (None, 6)
+
+
 async def test_a_fragment_waits_for_the_fate_of_a_delta_that_an_earlier_session_sent() -> None:
     world = World([attached(pending=[PENDING])])
     await world.live()

@@ -115,12 +115,12 @@ async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
     assert world.session.is_closed
 
 
-async def test_what_no_syncer_of_this_version_says_does_no_harm() -> None:
+async def test_a_lease_below_0_and_a_policy_out_of_range_cost_no_more_than_another_stream() -> None:
     odd = attached()
     odd.attached.lease_term.seconds = -(2**62)
-    world = World([odd, event(6, policy_changed=types_pb2.Policy(quorum_count=-1))])
+    world = World([odd, event(6, policy_changed=types_pb2.Policy(quorum_count=-1))], [attached()])
     before = world.session.policy
-    await world.live()
+    await world.live(stream_count=2)
     assert world.session.policy == before
     assert (world.session.failure, world.session.position) == (None, 6)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,17 +25,16 @@ from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
 from skerry.runtime.workers import Workers
 from skerry.wire.digests import delta_digest
-from skerry.wire.errors import FrameError
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
-from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError, UnreadableObjectError
-from skerry_syncer.store.log.entries import AcceptedItem, Fate, ObjectRef, RunStatus
+from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError
+from skerry_syncer.store.log.entries import AcceptedItem, Fate, RunStatus
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import CommitRecord, FragmentState, RunState, VersionState
 from skerry_syncer.store.maintenance.options import POSITION_OR_DURATION, opened_run, report, run_options
 from skerry_syncer.store.versions.blobs import frame_batches
-from skerry_syncer.store.versions.replay import DAMAGE, Replayer, UnreadableDeltaError, outer_refs, weights_digest
+from skerry_syncer.store.versions.replay import DAMAGE, Replayer, outer_refs, weights_digest
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
@@ -251,34 +250,13 @@ def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
         yield Problem(None, None, "a delta went into several versions")
 
 
-async def _object_digest(run: Run, ref: ObjectRef, workers: Workers) -> str:
-    """Returns the digest of a stored object that must be `ref.digest`: of a part's raw frames, else of all its bytes.
-
-    Raises:
-        ObjectMissingError: there is no such object.
-        FrameError, UnreadableObjectError: it is no part, so it has no such digest.
-    """
-    hasher = blake3()
-    if ref.name.startswith("deltas/"):
-        async for batch in frame_batches(run.blobs.part_frames(ref), ref.first, ref.numel):
-            await workers.run(_hash_frames, hasher, batch.data)
-    else:
-        async for piece in run.blobs.read(ref):
-            await workers.run(hasher.update, piece)
-    return hasher.hexdigest()
-
-
 def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
     for frame in parse_frames(data):
         hasher.update(raw_bytes(frame))
 
 
 class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what leaves it is a Problem
-    """Something differs from the log."""
-
-    def __init__(self, difference: str, expected: str, actual: str) -> None:
-        super().__init__(difference)
-        self.difference, self.expected, self.actual = difference, expected, actual
+    """Something differs from the log; its arguments are the difference, what was expected and what there is."""
 
 
 class _FragmentCheck:
@@ -311,7 +289,7 @@ class _FragmentCheck:
             except CollectedError:
                 continue
             except _Mismatch as error:
-                problem = problem or Problem(self._layout.name, number, error.difference, error.expected, error.actual)
+                problem = problem or Problem(self._layout.name, number, *error.args)
             except DAMAGE as error:
                 problem = problem or Problem(self._layout.name, number, str(error))
         self.checked_count += is_checked
@@ -326,7 +304,6 @@ class _FragmentCheck:
             or not self._replayer.has_all(version.commit.commit.update)
         ):
             return False
-        await self._check_objects(version.commit.commit.update)
         await self._replayer.apply_update(version.commit.commit.update, self._chain)
         await self._expect_digest("weights after the update differ", version, self._chain)
         self._chain_version = version.version
@@ -343,9 +320,9 @@ class _FragmentCheck:
             self._state.version = TORN
             return False
         try:
+            await self._replay_commit(version, version.commit)
             for delta in deltas:
                 await self._check_delta(delta)
-            await self._replay_commit(version, version.commit)
         except BaseException:
             self._state.version = TORN
             raise
@@ -369,7 +346,6 @@ class _FragmentCheck:
             if version.commit is None:
                 self._state.version = TORN
             return False
-        await self._check_objects(version.weights)
         await self._replayer.read_vector(version.weights, self._vector)
         await self._expect_digest("snapshot's weights differ", version, self._vector)
         self._chain[:] = self._vector
@@ -380,7 +356,6 @@ class _FragmentCheck:
 
     async def _check_outer_state(self, version: VersionState) -> None:
         """Compares a snapshot's momentum and residual with the replay's, or starts a replay from them."""
-        await self._check_objects(version.outer)
         is_replayed = self._state.version == version.version
         self._state.version = TORN
         if not is_replayed:
@@ -407,24 +382,14 @@ class _FragmentCheck:
         if actual != version.digest:
             raise _Mismatch(difference, version.digest, actual)
 
-    async def _check_objects(self, refs: Sequence[ObjectRef]) -> None:
-        """Compares whole objects' bytes with the digests that the log names."""
-        for ref in refs:
-            actual = await _object_digest(self._run, ref, self._workers)
-            if actual != ref.digest:
-                raise _Mismatch(f"object {ref.name} differs", ref.digest, actual)
-
     async def _check_delta(self, delta: AcceptedItem) -> None:
         """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
         for part in delta.parts:
-            try:
-                actual = await _object_digest(self._run, part, self._workers)
-            except CollectedError:
-                raise
-            except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
-                raise UnreadableDeltaError(delta.delta, error) from error
-            if actual != part.digest:
-                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, actual)
+            hasher = blake3()
+            async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
+                await self._workers.run(_hash_frames, hasher, batch.data)
+            if hasher.hexdigest() != part.digest:
+                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.hexdigest())
         whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
         if whole != delta.digest:
             raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)

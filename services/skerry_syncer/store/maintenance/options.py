@@ -20,7 +20,7 @@ from skerry.wire.layout import check_id, check_name
 from skerry_syncer.store.errors import RunNotFoundError, StoreRefusedError, StoreURLError
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.objects.opening import check_url, open_objects
+from skerry_syncer.store.objects.opening import open_objects, parse_url
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.run import Run
@@ -54,7 +54,7 @@ def position_or_seconds(text: str) -> int | float:
 
 def _store_url(text: str) -> str:
     try:
-        check_url(text)
+        parse_url(text)
     except StoreURLError as error:
         raise ValueError(str(error)) from error
     return text

@@ -17,13 +17,13 @@ from skerry_syncer.store.errors import StoreURLError
 
 _LOG: Final = get_logger(__name__)
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-# Sources that obstore uses by itself when these variables are set, the first one first.
+# Variables of which any one names credentials that obstore takes by itself.
 _SOURCES: Final = (
-    ("environment", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
-    ("web identity", ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")),
-    ("container", ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",)),
-    ("container", ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)),
-    ("none, requests are not signed", ("AWS_SKIP_SIGNATURE",)),
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
 )
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the first that is set counts
 _HOST: Final = re.compile(r"[\w.:-]+", re.ASCII)
@@ -40,18 +40,17 @@ def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         StoreURLError: there are none; the message says what to set.
     """
-    if "access_key_id" in options or "skip_signature" in options:
+    source = next(filter(os.environ.get, _SOURCES), None)
+    if source is not None or "access_key_id" in options or "skip_signature" in options:
+        _LOG.info("store credentials found", source=source or "options")
         return {}
-    source = next((source for source, names in _SOURCES if all(map(os.environ.get, names))), None)
-    shared = {} if source is not None else _shared()
-    if source is None:
-        source = "shared file" if shared else "instance metadata"
-    if source == "instance metadata" and not _has_metadata():
+    shared = _shared()
+    if not shared and not _has_metadata():
         raise StoreURLError(
             "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for "
             "one of the shared credentials file, or give the machine a role"
         )
-    _LOG.info("store credentials found", source=source)
+    _LOG.info("store credentials found", source="shared file" if shared else "instance metadata")
     return shared
 
 

@@ -12,7 +12,6 @@ has the files that have no name yet; what a crash leaves there is litter that `g
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from typing import BinaryIO, Final
 
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
-from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError, StoreUnavailableError
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.objects.buckets import translated_errors
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name
 
@@ -39,7 +38,6 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # A collection may remove a new folder before the file is published into it. Then the folder is made again.
 _PUBLISH_ATTEMPTS: Final = 3
 _REMEMBERED: Final = 10_000  # folders, a few MB. What was forgotten is synced once more
-_PAGE: Final = 1000  # objects that are listed at a time
 
 
 class FileSystem:
@@ -99,26 +97,79 @@ class LocalObjects:
         self._file_system = file_system or FileSystem()
         self._durable: dict[Path, int] = {}  # inode numbers of folders whose own names were synced by this process
 
+    async def create(self, name: str, data: bytes) -> None:
+        """Writes, syncs and publishes an object; on a full disk in the space of the reserve."""
+        while True:
+            try:
+                await self.write(name, data)
+            except StoreFullError:
+                if not await self._workers.run(self._shrink_reserve):
+                    raise
+            else:
+                return
+
+    async def write(self, name: str, chunks: Chunks) -> int:
+        """Writes a blob as it comes, syncs and publishes it."""
+        with translated_errors("write", check_object_name(name)):
+            if isinstance(chunks, AsyncIterator):
+                return await self._write_stream(name, chunks)
+            pieces = (chunks,) if isinstance(chunks, bytes) else chunks
+            await self._workers.run(self._put, name, *pieces)
+            return sum(map(len, pieces))
+
+    async def _write_stream(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+        draft = await self._workers.run(self._begin)
+        size = 0
+        try:
+            async for chunk in chunks:
+                await self._workers.run(self._file_system.write, draft.descriptor, chunk)
+                size += len(chunk)
+            await self._workers.run(self._publish, draft, name)
+        finally:
+            # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
+            self._file_system.remove(draft.path)
+        return size
+
     async def get(self, name: str, *, length: int | None = None) -> bytes:
         """Returns the object's bytes, or its first `length`."""
-        return await self._readers.run(self._get, check_object_name(name), length)
+        with translated_errors("get", check_object_name(name)):
+            return await self._readers.run(self._get, name, length)
+
+    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
+        with translated_errors("stream", check_object_name(name)):
+            file = await self._readers.run(self._open, name)
+            try:
+                file.seek(offset)
+                while piece := await self._readers.run(file.read, STREAM_CHUNK_BYTES):
+                    yield piece
+            finally:
+                file.close()
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
-        return [*await self._readers.run(self._folders, prefix)]
+        with translated_errors("list", prefix):
+            return [*await self._readers.run(self._folders, prefix)]
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
-        files = self._files(prefix)
-        while page := await self._readers.run(lambda: [*itertools.islice(files, _PAGE)]):
-            for info in page:
+        with translated_errors("list", prefix):
+            for info in await self._readers.run(lambda: [*self._files(prefix)]):
                 yield info
-            if len(page) < _PAGE:
-                return
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes these objects, and the folders that are empty then."""
+        with translated_errors("delete", names[0] if names else ""):
+            await self._workers.run(self._delete, [check_object_name(name) for name in names])
+
+    async def sync_parent(self, *names: str) -> None:
+        """Makes names in one folder durable."""
+        with translated_errors("sync", check_object_name(names[-1])):
+            await self._workers.run(self._sync_folder, (self.root / names[-1]).parent)
 
     def mark(self) -> None:
         """Makes the folder a store for good; blocks. Idempotent."""
-        with contextlib.suppress(ObjectExistsError):
+        with contextlib.suppress(FileExistsError):
             self._put(MARKER, b'{"format":1}')
         self._is_marked = True
 
@@ -127,57 +178,6 @@ class LocalObjects:
         self._has_reserve = True
         with contextlib.suppress(OSError), open(self.root / RESERVE, "ab", opener=_open_private) as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
-
-    async def create(self, name: str, data: bytes) -> None:
-        """Writes, syncs and publishes an object; on a full disk in the space of the reserve."""
-        await self._workers.run(self._create, check_object_name(name), data)
-
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Writes a blob as it comes, syncs and publishes it."""
-        if not isinstance(chunks, AsyncIterator):
-            pieces = (chunks,) if isinstance(chunks, bytes) else chunks
-            await self._workers.run(self._put, check_object_name(name), *pieces)
-            return sum(map(len, pieces))
-        draft = await self._workers.run(self._begin, check_object_name(name))
-        size = 0
-        try:
-            async for chunk in chunks:
-                await self._workers.run(self._append, draft, chunk)
-                size += len(chunk)
-            await self._workers.run(self._publish, draft)
-        finally:
-            # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
-            self._file_system.remove(draft.path)
-        return size
-
-    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
-        with translated_errors("stream", name):
-            file = await self._readers.run(self._open, check_object_name(name))
-            try:
-                file.seek(offset)
-                while piece := await self._readers.run(file.read, STREAM_CHUNK_BYTES):
-                    yield piece
-            finally:
-                file.close()
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects, and the folders that are empty then."""
-        await self._workers.run(self._delete, [check_object_name(name) for name in names])
-
-    async def sync_parent(self, *names: str) -> None:
-        """Makes names in one folder durable."""
-        await self._workers.run(self._sync_parent, check_object_name(names[-1]))
-
-    def _create(self, name: str, data: bytes) -> None:
-        while True:
-            try:
-                self._put(name, data)
-            except StoreFullError:
-                if not self._shrink_reserve():
-                    raise
-            else:
-                return
 
     def _shrink_reserve(self) -> bool:
         """Frees a piece of the reserve; returns false if there is none left."""
@@ -188,15 +188,6 @@ class LocalObjects:
         except OSError:
             return False
         return size > 0
-
-    def _put(self, name: str, *pieces: bytes | memoryview) -> None:
-        draft = self._begin(name)
-        try:
-            for data in pieces:
-                self._append(draft, data)
-            self._publish(draft)
-        finally:
-            self._file_system.remove(draft.path)
 
     @contextlib.contextmanager
     def _opened_root(self) -> Iterator[int]:
@@ -218,16 +209,12 @@ class LocalObjects:
         finally:
             os.close(root)
 
-    def _check_root(self) -> None:
-        with self._opened_root():
-            pass
-
     def _get(self, name: str, length: int | None) -> bytes:
-        with self._open(name) as file, translated_errors("get", name):
+        with self._open(name) as file:
             return file.read(-1 if length is None else length)
 
     def _open(self, name: str) -> BinaryIO:
-        with self._opened_root() as root, translated_errors("read", name):
+        with self._opened_root() as root:
             return open(name, "rb", opener=partial(os.open, dir_fd=root))
 
     def _folders(self, prefix: str) -> Sequence[str]:
@@ -238,84 +225,75 @@ class LocalObjects:
     def _files(self, prefix: str) -> Iterator[ObjectInfo]:
         for folder, _, names, descriptor in self._walk(prefix):
             for name in names:
-                # One that is not there was deleted a moment ago.
-                with translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):  # deleted a moment ago
                     status = os.stat(name, dir_fd=descriptor)
                     yield ObjectInfo(os.path.normpath(f"{folder}/{name}"), status.st_size, status.st_mtime)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Sequence[str], Sequence[str], int]]:
         """Yields what `os.fwalk` does, of folders that are there."""
-        with self._opened_root() as root, translated_errors("list", prefix), contextlib.suppress(FileNotFoundError):
+        with self._opened_root() as root, contextlib.suppress(FileNotFoundError):
             yield from os.fwalk(prefix or ".", onerror=_raise_unless_gone, follow_symlinks=True, dir_fd=root)
 
-    def _begin(self, name: str) -> _Draft:
-        self._check_root()
-        path = self.root / TEMPORARY / self._entropy.hex_id()
-        with translated_errors("write", name):
+    def _put(self, name: str, *pieces: bytes | memoryview) -> None:
+        draft = self._begin()
+        try:
+            for data in pieces:
+                self._file_system.write(draft.descriptor, data)
+            self._publish(draft, name)
+        finally:
+            self._file_system.remove(draft.path)
+
+    def _begin(self) -> _Draft:
+        with self._opened_root():
+            path = self.root / TEMPORARY / self._entropy.hex_id()
             self._file_system.make_folder(path.parent)
-            return _Draft(name, path, os.open(path, _NEW_FILE, _FILE_MODE))
+            return _Draft(path, os.open(path, _NEW_FILE, _FILE_MODE))
 
-    def _append(self, draft: _Draft, data: bytes | memoryview) -> None:
-        with translated_errors("write", draft.name):
-            self._file_system.write(draft.descriptor, data)
-
-    def _publish(self, draft: _Draft) -> None:
-        target = self.root / draft.name
-        with translated_errors("write", draft.name):
-            self._file_system.sync_file(draft.descriptor, draft.path)
-        for attempt in range(_PUBLISH_ATTEMPTS):
-            try:
-                with translated_errors("write", draft.name):
-                    self._make_durable(target.parent)
-                    self._file_system.publish(draft.path, target)
-                    self._file_system.sync_folder(target.parent)
+    def _publish(self, draft: _Draft, name: str) -> None:
+        target = self.root / name
+        self._file_system.sync_file(draft.descriptor, draft.path)
+        for _ in range(_PUBLISH_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                self._make_durable(target.parent)
+                self._file_system.publish(draft.path, target)
+                self._file_system.sync_folder(target.parent)
                 return
-            except ObjectMissingError as error:
-                if attempt + 1 == _PUBLISH_ATTEMPTS:
-                    raise StoreUnavailableError(
-                        f"the folder of the object was removed each time it was made. name={draft.name}"
-                    ) from error
+        raise StoreUnavailableError(f"the folder of the object was removed each time it was made. name={name}")
 
     def _make_durable(self, folder: Path) -> None:
         """Makes `folder` and its parents. This process syncs each of them into its parent at least once.
 
         A folder that exists is synced too, because the process that made it may not have done so yet.
         """
-        if folder == self.root:
-            return
-        if folder.is_dir() and self._durable.get(folder) == folder.stat().st_ino:
+        if folder == self.root or (folder.is_dir() and self._durable.get(folder) == folder.stat().st_ino):
             return
         self._make_durable(folder.parent)
-        self._check_root()  # the volume may be gone since the draft was begun
-        self._file_system.make_folder(folder)
+        with self._opened_root():  # the volume may be gone since the draft was begun
+            self._file_system.make_folder(folder)
         self._file_system.sync_folder(folder.parent)
         if len(self._durable) >= _REMEMBERED:
             self._durable.clear()
         self._durable[folder] = folder.stat().st_ino
 
-    def _sync_parent(self, name: str) -> None:
-        with translated_errors("sync", name):
-            folder = (self.root / name).parent
-            self._make_durable(folder)
-            self._file_system.sync_folder(folder)
+    def _sync_folder(self, folder: Path) -> None:
+        self._make_durable(folder)
+        self._file_system.sync_folder(folder)
 
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
-            with translated_errors("delete", name):
-                path = self.root / name
-                self._file_system.remove(path)
-                if path.parent.name != TEMPORARY:
-                    with contextlib.suppress(OSError):  # not empty, or gone
-                        path.parent.rmdir()
+            path = self.root / name
+            self._file_system.remove(path)
+            if path.parent.name != TEMPORARY:
+                with contextlib.suppress(OSError):  # not empty, or gone
+                    path.parent.rmdir()
         if self._has_reserve:
             self.fill_reserve()
 
 
 class _Draft:
-    """A file that is being written under a temporary name; closed when the last reference to it ends."""
+    """A new file under a temporary name; closed when the last reference to it ends."""
 
-    def __init__(self, name: str, path: Path, descriptor: int) -> None:
-        self.name = name
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote
 
 from obstore import exceptions
 from obstore.store import MemoryStore, S3Store
@@ -16,7 +16,7 @@ from skerry.net.tls import is_loopback
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
-from skerry_syncer.store.errors import StoreError, StoreURLError
+from skerry_syncer.store.errors import StoreURLError
 from skerry_syncer.store.objects.buckets import ObstoreObjects
 from skerry_syncer.store.objects.credentials import checked_endpoint, found_credentials
 from skerry_syncer.store.objects.interface import Objects
@@ -51,69 +51,48 @@ def open_objects(
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
     """
-    parts = _parts(url)
-    if parts.scheme == "file":
-        folder = _open_folder(_root(url), writes=writes, new=new)
+    scheme, root = parse_url(url)
+    if scheme == "file":
+        folder = _open_folder(root, writes=writes, new=new)
         if reserve:
             folder.fill_reserve()
         return folder
-    if parts.scheme == "memory":
+    if scheme == "memory":
         return ObstoreObjects(MemoryStore())
     return _open_bucket(url, options or {})
 
 
-def check_url(url: str) -> None:
-    """Checks what a URL says by itself, without looking whether there is a store.
+def parse_url(url: str) -> tuple[str, Path]:
+    """Returns a store URL's scheme and path, without looking whether there is a store.
+
+    All that follows file:// is the path, which may be relative, because ? and # may be in names of folders.
 
     Raises:
         StoreURLError: no store has such a URL; the message says what to do.
     """
-    parts = _parts(url)
-    if parts.scheme == "file":
-        _root(url)
-
-
-def _parts(url: str) -> SplitResult:
-    if not url.isprintable():
+    scheme, colon, rest = url.strip().partition(":")
+    scheme, rest = scheme.lower(), rest.removeprefix("//")
+    if not unquote(url).isprintable():
         raise StoreURLError(f"store URL has control characters; {_HELP}. url={url!r}")
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise StoreURLError(f"store URL can't be read: {error}; {_HELP}. url={url!r}") from error
-    if not parts.scheme:
-        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url, url)} ? url={url!r}")
-    if parts.scheme not in {"file", "memory", "s3"}:
+    if not colon or "/" in scheme:
+        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url)} ? url={url!r}")
+    if scheme not in {"file", "memory", "s3"}:
         raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
-    if parts.scheme == "s3" and not parts.netloc:
+    if scheme == "s3" and not rest.partition("/")[0]:
         raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
-    if parts.scheme == "s3" and (parts.query or parts.fragment):
+    if scheme == "s3" and ("?" in rest or "#" in rest):
         raise StoreURLError(
             "s3 URL has a ? or #, which no prefix may have; region and endpoint are set by AWS_REGION and "
             f"AWS_ENDPOINT_URL. url={url!r}"
         )
-    return parts
-
-
-def _root(url: str) -> Path:
-    # file:///absolute/path, and file://relative/path, although a URL's first part is a host by the standard. All of it
-    # is the path, since ? and # may be in names of folders.
-    text = unquote(url.strip().partition(":")[2].removeprefix("//"))
-    if text.startswith("localhost/"):
-        text = text.removeprefix("localhost")
-    root = _absolute(text, url)
-    if root == Path(root.anchor) or text in ("", "localhost"):
+    if scheme == "file" and rest.strip("/") in {"", "localhost"}:
         raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
-    return root
+    return scheme, _absolute(unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest))
 
 
-def _absolute(path: str, url: str) -> Path:
+def _absolute(path: str) -> Path:
     """Returns a path with ~ replaced by the home of a user, as a shell does."""
-    if path.startswith("$") or not path.isprintable():
-        raise StoreURLError(f"store URL has a variable or a control character in its path; write the path. url={url!r}")
-    try:
-        return (Path(path).expanduser() if path.startswith("~") else Path(path)).absolute()
-    except RuntimeError as error:
-        raise StoreURLError(f"store URL names the home of nobody who is known here. url={url!r}") from error
+    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own fails for a name that is no user's
 
 
 def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
@@ -143,8 +122,8 @@ def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:
     if not is_marked:
         try:
             objects.mark()
-        except StoreError as error:
-            raise StoreURLError(f"store's folder can't be written. path={root}, cause={error}") from error
+        except OSError as error:
+            raise StoreURLError(f"store's folder can't be written. path={root}, cause={error.strerror}") from error
         _LOG.info("store begun", path=str(root))
     return objects
 

@@ -75,10 +75,10 @@ def test_without_credentials_a_syncer_ends_and_says_what_to_set(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("variables", "source"),
     [
-        ({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "hunter2"}, "environment"),
-        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn"}, "web identity"),
-        ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}, "container"),
-        ({"AWS_SKIP_SIGNATURE": "true"}, "none, requests are not signed"),
+        ({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "hunter2"}, "AWS_ACCESS_KEY_ID"),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn"}, "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+        ({"AWS_SKIP_SIGNATURE": "true"}, "AWS_SKIP_SIGNATURE"),
     ],
 )
 def test_the_source_is_said_and_the_secret_is_not(

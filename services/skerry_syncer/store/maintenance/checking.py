@@ -72,9 +72,7 @@ def verify(
     async def check() -> VerifyReport:
         with TemporaryDirectory(dir=scratch, prefix="skerry-verify-") as folder:
             async with opened_run(store_url, run, uid) as (opened, workers):
-                first = since if isinstance(since, int) else 0
-                if isinstance(since, float):
-                    first = await position_at(opened.log, opened.state.age_s - since)
+                first = position_before(opened.state, since) if isinstance(since, float) else since or 0
                 with shown_progress("verifying") as progress:
                     return await verify_run(
                         opened, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
@@ -170,17 +168,15 @@ async def verify_run(
     return VerifyReport(checked, replayed, tuple(problems))
 
 
-async def position_at(log: RunLog, age_s: float) -> int:
-    """Returns the first log position that was written when the run had been served for so long (`RunLog.age_s`)."""
-    low, high = 1, log.state.position + 1
-    while low < high:
-        middle = (low + high) // 2
-        async for entry, _ in log.entries(middle, middle + 1):
-            if entry.age_s < age_s:
-                low = middle + 1
-            else:
-                high = middle
-    return low
+def position_before(state: RunState, duration_s: float) -> int:
+    """Returns the log position before the versions that were made within a time before the log's end."""
+    made = [
+        version.position
+        for fragment in state.fragments.values()
+        for version in fragment.versions.values()
+        if state.age_s - version.made_at_age_s <= duration_s
+    ]
+    return min(made, default=state.position + 1) - 1
 
 
 def versions_since(fragment: FragmentState, position: int) -> list[int]:

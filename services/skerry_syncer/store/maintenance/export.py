@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from skerry.v1.types_pb2 import FragmentVersion, Run
 from skerry.wire.messages import layouts_to_messages, untrained_to_messages
 from skerry_syncer.store.errors import ObjectMissingError
-from skerry_syncer.store.log.entries import INITIAL_BASE, RunSpec
-from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.options import opened_run, warn_of_damage
 from skerry_syncer.store.versions.replay import Replayer
@@ -39,7 +37,8 @@ def stored_weights(
         try:
             run, workers = runner.run(stack.enter_async_context(opened_run(store_url, name, uid)))
             log = run.log
-            versions = runner.run(_versions_at(log, log.state.position if position is None else position))
+            shown_position = log.state.position if position is None else position
+            versions = _versions_at(log.state, shown_position)
 
             def pull(progress: Callable[[int, int], None]) -> Iterator[tuple[str, NDArray[np.float32]]]:
                 done, total = 0, sum(layout.numel for layout in log.spec.fragments)
@@ -50,22 +49,21 @@ def stored_weights(
                     for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                         yield spec.name, weights[offset : offset + spec.numel].reshape(spec.shape)
 
-            record = _record(log.spec, versions, log.state.position if position is None else position)
-            yield record, pull, position is None and warn_of_damage(log)
+            yield _record(log.spec, versions, shown_position), pull, position is None and warn_of_damage(log)
         finally:
             runner.run(stack.aclose())
 
 
-async def _versions_at(log: RunLog, position: int) -> dict[str, int]:
+def _versions_at(state: RunState, position: int) -> dict[str, int]:
     """Returns the newest version of each fragment after the entry at `position`, by fragment."""
-    if not 0 <= position <= log.state.position:
-        raise ObjectMissingError(f"log has no such position. position={position}, end={log.state.position}")
-    state = RunState(log.spec)
-    async for entry, data in log.entries(stop=position + 1):
-        apply_entry(state, entry, data)
-    versions = {name: fragment.version for name, fragment in state.fragments.items()}
-    if INITIAL_BASE in versions.values():
-        raise ObjectMissingError(f"run has no weights at that position. position={position}")
+    if not 0 <= position <= state.position:
+        raise ObjectMissingError(f"log has no such position. position={position}, end={state.position}")
+    versions = {}
+    for name, fragment in state.fragments.items():
+        made = [number for number, version in fragment.versions.items() if version.position <= position]
+        if not made:
+            raise ObjectMissingError(f"run has no weights at that position. position={position}")
+        versions[name] = max(made)
     return versions
 
 

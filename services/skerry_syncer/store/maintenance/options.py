@@ -19,7 +19,6 @@ from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.store.errors import RunNotFoundError, StoreRefusedError, StoreURLError
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects, parse_url
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
 from skerry_syncer.store.store import Store
@@ -65,19 +64,6 @@ DURATION: Final = Parsed("duration", seconds)
 POSITION_OR_DURATION: Final = Parsed("position", position_or_seconds)
 STORE: Final = Parsed("url", _store_url)
 UID: Final = Parsed("uid", partial(check_id, what="uid"))
-_STORE_HELP: Final = "Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix."
-
-
-def store_option(function: Function) -> Function:
-    """Gives a command the option `--store`."""
-    return click.option(
-        "--store",
-        "store_url",
-        type=STORE,
-        default="file://./skerry-data",  # where `skerry serve` keeps it
-        show_default=True,
-        help=_STORE_HELP,
-    )(function)
 
 
 def run_options(function: Function) -> Function:
@@ -94,16 +80,16 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
             help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
         ),
         run_argument(partial(check_name, what="run"), is_optional=not is_run_required),
-        store_option,
+        click.option(
+            "--store",
+            "store_url",
+            type=STORE,
+            default="file://./skerry-data",  # where `skerry serve` keeps it
+            show_default=True,
+            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
+        ),
     )
     return lambda function: reduce(lambda given, option: option(given), options, function)
-
-
-def store_of(objects: Objects, workers: Workers) -> Store:
-    """Returns the store as a process sees it that has read nothing of it yet; its logs keep all of their history."""
-    return Store(
-        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
-    )
 
 
 @asynccontextmanager
@@ -119,7 +105,9 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
     if writes:
         await check_put_if_absent(objects, SystemEntropy())
     workers = ThreadWorkers(_WORKER_COUNT)
-    store = store_of(objects, workers)
+    store = Store(
+        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
+    )
     try:
         yield store, workers
     except StoreRefusedError as error:

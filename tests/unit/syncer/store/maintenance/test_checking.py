@@ -6,7 +6,7 @@ import numpy as np
 
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
-from skerry_syncer.store.maintenance.checking import Problem, VerifyReport, verify_run
+from skerry_syncer.store.maintenance.checking import Problem, VerifyReport, position_before, verify_run, versions_since
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
@@ -133,3 +133,14 @@ async def test_a_delta_that_expired_by_name_is_accounted_for() -> None:
     (pending,) = driver.log.state.fragments[FRAGMENT].pending
     await driver.append(FateItem((Decided(pending, Fate.EXPIRED, "too old"),)))
     assert (await verify(driver)).ok
+
+
+async def test_since_a_position_or_a_time_are_the_versions_that_were_the_newest_then() -> None:
+    state = (await trained(6)).log.state
+    fragment = state.fragments[FRAGMENT]
+    for version in fragment.versions.values():
+        version.made_at_age_s = 10.0 * version.version
+    state.age_s = 62.0
+    assert versions_since(fragment, fragment.versions[4].position + 1) == [4, 5, 6]
+    assert versions_since(fragment, position_before(state, 15.0)) == [4, 5, 6], "4 until 12 s before the end"
+    assert versions_since(fragment, position_before(state, 1.0)) == [6]

@@ -14,7 +14,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
-from skerry_syncer.store.maintenance.checking import position_at, verify_run, versions_since
+from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import (
     CollectionPlan,
     Why,
@@ -140,20 +140,6 @@ async def test_litter_goes_only_when_it_is_old() -> None:
     went = await collect(driver.log, plan_of(driver, Policy(), now_unix_s=NOW_S + 2 * DAY_S))
     assert [(victim.name, victim.why) for victim in went.victims] == [(stray.ref.name, Why.LITTER)]
     assert stray.ref.name in driver.log.state.condemned
-
-
-async def test_the_versions_since_a_position_are_those_that_were_the_newest_then() -> None:
-    fragment = (await trained(9)).log.state.fragments[FRAGMENT]
-    assert versions_since(fragment, fragment.versions[5].position + 1) == [5, 6, 7, 8, 9]
-
-
-async def test_a_time_is_found_in_the_log() -> None:
-    driver = await trained(3)
-    times = [entry.age_s async for entry, _ in driver.log.entries()]
-    for time in times:
-        assert await position_at(driver.log, time) == times.index(time) + 1
-    assert await position_at(driver.log, times[-1] + 1) == len(times) + 1
-    assert await position_at(driver.log, -1.0) == 1
 
 
 async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> None:

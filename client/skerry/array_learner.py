@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -97,6 +97,7 @@ class SingleProcess:
         *,
         boundary: Callable[[StepClock, Post], Boundary] = Boundary,
         lane_count: int = LANE_COUNT,
+        others: Callable[[], Sequence[Stats]] = tuple,
     ) -> None:
         """Makes the exchange, and what it needs; calls nobody yet."""
         self._last_work = LastWork()
@@ -113,6 +114,7 @@ class SingleProcess:
             workers=workers,
             entropy=SystemEntropy(),
             boundary=boundary(SystemClock(), self._thread.loop.call_soon_threadsafe),
+            others=others,
         )
 
     def _attach(self, parameters: Parameters, **share: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -77,6 +77,27 @@ class LastWork:
         """Returns what became of the work of both."""
         counts = {name: max(getattr(self, name), getattr(other, name)) for name in _STEP_COUNTS}
         return replace(self, **counts, because=self.because or other.because)
+
+
+def sum_of(ranks: Sequence[Stats]) -> Stats:
+    """Returns the statistics of ranks with different fragments as those of one learner.
+
+    Means are those of the rank where they are largest.
+    """
+    changes: dict[str, Any] = {}
+    for name in Stats.__annotations__:
+        values = [getattr(stats, name) for stats in ranks]
+        if name.startswith(("bytes_", "parameters_", "deltas_")):
+            changes[name] = sum(values)
+        elif name.startswith(("unsent_", "dropped_", "stall_", "staleness", "waiting_")):
+            changes[name] = max(values)
+    return replace(
+        ranks[0],
+        **changes,
+        causes=dict(sum((Counter(stats.causes) for stats in ranks), Counter())),
+        problem=next((stats.problem for stats in ranks if stats.problem), None),
+        versions={name: version for stats in ranks for name, version in stats.versions.items()},
+    )
 
 
 _STEP_COUNTS: Final = tuple(name for name in LastWork.__annotations__ if name.endswith("_step_count"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +20,7 @@ from skerry.errors import (
 from skerry.exchange.fragment import FragmentExchange, stats_of
 from skerry.exchange.session import Session, policy_of
 from skerry.runtime.logs import get_logger
+from skerry.stats import Stats, sum_of
 from skerry.v1 import exchange_pb2, types_pb2
 
 _log = get_logger(__name__)
@@ -35,9 +36,15 @@ _LONGEST_REPORT_INTERVAL_S: Final = 2.0
 class Attachment:
     """Keeps one learner attached to its run; attaches again, with the same session, whenever the stream breaks."""
 
-    def __init__(self, session: Session, fragments: Mapping[str, FragmentExchange]) -> None:
-        """Call `run` to attach; `fragments`, by name, get the events."""
+    def __init__(
+        self,
+        session: Session,
+        fragments: Mapping[str, FragmentExchange],
+        others: Callable[[], Sequence[Stats]] = tuple,
+    ) -> None:
+        """Call `run` to attach; `fragments`, by name, get the events. Reports are of this process and `others`."""
         self._session = session
+        self._others = others
         self._fragments = fragments
         self._lease_term_s = 0.0  # until it is attached
         self._leaving = asyncio.Event()
@@ -158,7 +165,7 @@ class Attachment:
 
     def _report(self) -> types_pb2.LearnerReport:
         session = self._session
-        stats = stats_of(session, self._fragments.values())
+        stats = sum_of([stats_of(session, self._fragments.values()), *self._others()])
         report = types_pb2.LearnerReport(
             step_count=stats.step_count,
             token_count=stats.token_count,

@@ -7,7 +7,7 @@ thread of its own; a simulation runs it, and `step` with it, in virtual time ove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final
@@ -32,7 +32,7 @@ from skerry.model.interface import Parameters, pieces_of
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
-from skerry.stats import LastWork, View
+from skerry.stats import LastWork, Stats, View
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages
@@ -62,14 +62,15 @@ class ExchangeLoop:
         workers: Workers,
         entropy: Entropy,
         boundary: Boundary,
+        others: Callable[[], Sequence[Stats]] = tuple,
     ) -> None:
-        """Call `join` before anything else."""
+        """Call `join` before anything else. `others` returns the statistics of the session's other processes."""
         self._boundary = boundary
         self._session = Session(calls, parameters, settings, workers=workers, entropy=entropy, boundary=boundary)
         self._joining: Joining | None = None  # of the first process of the session
         self.layouts: tuple[FragmentLayout, ...] = ()  # of the run's fragments, once it is joined
         self._fragments: dict[str, FragmentExchange] = {}
-        self._attachment = Attachment(self._session, self._fragments)
+        self._attachment = Attachment(self._session, self._fragments, others)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
         self._acknowledged_count = 0  # at the last reminder

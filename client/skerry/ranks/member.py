@@ -9,7 +9,7 @@ the same view of the exchange.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -34,7 +34,7 @@ from skerry.ranks.transport import RankTransport
 from skerry.ranks.turns import TurnBoundary, Waiting
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
-from skerry.stats import LastWork, Stats, View
+from skerry.stats import LastWork, View, sum_of
 
 _log = get_logger(__name__)
 
@@ -118,16 +118,21 @@ class ManyRanks(SingleProcess):
         )
 
         def connect() -> RankTransport:
-            others = None if rank else lambda: [report.view.stats for report in self._reports[1:]]
-            self._transport = RankTransport(options["target"], others=others, **connection_of(options))
+            self._transport = RankTransport(options["target"], is_first=not rank, **connection_of(options))
             return self._transport
 
         def boundary(*arguments: Any) -> TurnBoundary:
             self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
             return self._boundary
 
-        lane_count = max(1, LANE_COUNT // island.size)
-        self._open(self._parameters, settings, connect, boundary=boundary, lane_count=lane_count)
+        self._open(
+            self._parameters,
+            settings,
+            connect,
+            boundary=boundary,
+            lane_count=max(1, LANE_COUNT // island.size),
+            others=lambda: [report.view.stats for report in self._reports[1:]],
+        )
         reaches = True
         try:
             self._thread.run(self._exchange.connect())
@@ -189,12 +194,11 @@ class ManyRanks(SingleProcess):
         with self._together():
             self._call = "leave"
             exchange, is_loaded = self._exchange, None
-            if load_merged:
-                is_loaded = self._flush(lambda: exchange.is_settled, timeout_s, is_last=True)
-                for rank in range(self._island.size) if is_loaded else ():
-                    is_loaded = self._boundary.turn(rank, exchange.load_merged) is not False and is_loaded
-            else:
-                self._flush(lambda: exchange.is_decided, timeout_s, is_last=True)
+            is_done = (lambda: exchange.is_settled) if load_merged else (lambda: exchange.is_decided)
+            is_flushed = self._flush(is_done, timeout_s, is_last=True)
+            if load_merged and (is_loaded := is_flushed):
+                turns = [self._boundary.turn(rank, exchange.load_merged) for rank in range(self._island.size)]
+                is_loaded = False not in turns
             ends = [report.told for report in self._meet("leave", (exchange.last_work, is_loaded))]
             work = reduce(or_, (last_work for last_work, _ in ends))
             is_loaded = all(loaded for _, loaded in ends) if load_merged else None
@@ -206,7 +210,6 @@ class ManyRanks(SingleProcess):
     def count_from(self, step_count: int, token_count: int) -> None:
         """Counts on from there, as every rank must."""
         with self._together():
-            self._meet("count_from")
             super().count_from(step_count, token_count)
             self._meet("count_from")
 
@@ -332,24 +335,3 @@ class ManyRanks(SingleProcess):
                 "(DistributedDataParallel, fully_shard); ranks of tensor parallelism read the same batches. differing "
                 f"from the first rank that holds the same weights={differing}",
             )
-
-
-def sum_of(ranks: Sequence[Stats]) -> Stats:
-    """Returns the statistics of ranks with different fragments as those of one learner.
-
-    Means are those of the rank where they are largest.
-    """
-    changes: dict[str, Any] = {}
-    for name in Stats.__annotations__:
-        values = [getattr(stats, name) for stats in ranks]
-        if name.startswith(("bytes_", "parameters_", "deltas_")):
-            changes[name] = sum(values)
-        elif name.startswith(("unsent_", "dropped_", "stall_", "staleness", "waiting_")):
-            changes[name] = max(values)
-    return replace(
-        ranks[0],
-        **changes,
-        causes=dict(sum((Counter(stats.causes) for stats in ranks), Counter())),
-        problem=next((stats.problem for stats in ranks if stats.problem), None),
-        versions={name: version for stats in ranks for name, version in stats.versions.items()},
-    )

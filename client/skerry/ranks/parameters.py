@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
 from skerry.exchange.untrained import may_differ
-from skerry.model.interface import UNLIMITED, EncodeFrames, Work
+from skerry.model.interface import UNLIMITED, Work
 from skerry.model.torch.parameters import TorchParameters
 from skerry.model.torch.shards import Region, first_holders
 from skerry.ranks.island import Island
@@ -60,6 +60,10 @@ class IslandParameters:
         self._failure: BaseException | None = None
         self._check_cover()
         self._untrained = self._all_untrained(allowed=allow_other_frozen)
+        self.encode, self.buffer, self.from_host, self.to_host = own.encode, own.buffer, own.from_host, own.to_host
+        if not self._is_whole:  # what is gathered of shards is on the host
+            self.encode, self.buffer = encode_frames, lambda layout: vector(layout.numel)
+            self.from_host = self.to_host = lambda values: values
         # Two whole vectors of a fragment are needed to adopt it: more at a time would be more than a rank has room for.
         self.moving_limit = UNLIMITED if self._is_whole else 1
 
@@ -92,23 +96,6 @@ class IslandParameters:
     def untrained(self) -> tuple[UntrainedTensor, ...]:
         """Returns frozen parameters and persistent buffers."""
         return self._untrained
-
-    @property
-    def encode(self) -> EncodeFrames:
-        """The encoder for flat arrays, which are on the host unless every rank holds the whole model."""
-        return self._own.encode if self._is_whole else encode_frames
-
-    def buffer(self, layout: FragmentLayout) -> FlatArray:
-        """Returns a vector for a snapshot, with its memory already allocated."""
-        return self._own.buffer(layout) if self._is_whole else vector(layout.numel)
-
-    def from_host(self, values: NDArray[np.float32]) -> FlatArray:
-        """Returns the values where flat arrays are."""
-        return self._own.from_host(values) if self._is_whole else values
-
-    def to_host(self, values: FlatArray) -> NDArray[np.float32]:
-        """Returns the values on the host."""
-        return self._own.to_host(values) if self._is_whole else values
 
     def snapshot(self, layout: FragmentLayout, out: FlatArray) -> Work:
         """Returns a function that copies the weights to `out`."""

@@ -18,11 +18,11 @@ from skerry import ArrayLearner, Learner, RefusedError, RunsClient
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.support.adapted import BUFFERS, FROZEN, Adapted
 from tests.support.made_keys import make_keys, tls_of
 from tests.support.quadratic import QUICK, Quadratic, train_until
 from tests.support.syncer_thread import syncer
 from tests.unit.cli.serving import serving
-from tests.unit.model.test_untrained import BUFFERS, FROZEN, Adapted
 
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer.model")
 WEIGHT_FILES = ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin")

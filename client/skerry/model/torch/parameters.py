@@ -63,32 +63,19 @@ class TorchParameters:
         """`copies` returns the optimizer's copy of a parameter, which changes with it."""
         reshard(model)
         self._copy_of = copies
-        given = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
-        for name, tensor in given.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(
-                    "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
-                    f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
-                )
-        candidates = {name: one for name, one in given.items() if given is model or one.requires_grad}
-        for name, tensor in candidates.items():
-            if reason := _unfit(tensor):
-                raise ValueError(
-                    f"a parameter can't be exchanged: {reason}. Where it needs no training, freeze it: see "
-                    f"requires_grad_(). parameter={name}, dtype={tensor.dtype}, layout={tensor.layout}"
-                )
-        trained = {name: one for name, one in candidates.items() if one.is_floating_point() and one.numel()}
-        watched = trained
-        places = _places(given)
+        is_module = isinstance(model, torch.nn.Module)
+        named = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
+        attached = _trainable(named, are_all=not is_module)
+        places = _places(named)
         pairs = sharing(places)
-        names = tied(places, [pair for pair in pairs if watched.keys() >= set(pair)])
-        self._trained = trained = {name: one for name, one in trained.items() if name not in names}
+        names = tied(places, [pair for pair in pairs if attached.keys() >= set(pair)])
+        self._trained = trained = {name: tensor for name, tensor in attached.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
         if not self._tensors:
             raise ValueError(
                 "the model has no trainable parameter. Parameters take part if they are floating-point, have elements "
-                f"and require a gradient: see requires_grad_(). parameters={len(given)}"
+                f"and require a gradient: see requires_grad_(). parameters={len(named)}"
             )
         devices = {str(tensor.device): name for name, tensor in self._tensors.items()}
         if len(devices) != 1:
@@ -102,14 +89,14 @@ class TorchParameters:
         self._worker_stream = new_stream(self._device) if self._device.type == "cuda" else None
         self.tensors = tuple(TensorSpec(name, tuple(tensor.shape)) for name, tensor in trained.items())
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
-        self._watch = Watch(model, watched)
+        self._watch = Watch(model, attached)
         self.release, self.look_again = self._watch.release, self._watch.look_again
         self._model = model
-        # Of tensors by name nobody has said which are frozen: some may count batches.
-        # And what shares memory with those that are trained changes with them.
-        changing = {name for pair in pairs if not watched.keys().isdisjoint(pair) for name in pair}
-        others = given.keys() - watched.keys() - changing
-        self._frozen = {} if given is model else {name: one for name, one in given.items() if name in others}
+        # What shares memory with trained tensors changes with them. Nobody has said which tensors by name are frozen:
+        # some may count batches.
+        changing = {name for pair in pairs if not attached.keys().isdisjoint(pair) for name in pair}
+        others = named.keys() - attached.keys() - changing if is_module else set()
+        self._frozen = {name: tensor for name, tensor in named.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
 
     def check_in_memory(self) -> None:
@@ -176,7 +163,7 @@ class TorchParameters:
 
         def work() -> None:
             copied = self._copy_pairs(layout)
-            before = [one.clone() for one, _ in copied]
+            before = [tensor.clone() for tensor, _ in copied]
             torch._foreach_add_(tensors, pieces)
             for (tensor, copy), old in zip(copied, before, strict=True):  # by as much as a narrow tensor has changed
                 copy.add_(tensor.to(copy) - old.to(copy))
@@ -278,6 +265,31 @@ class TorchParameters:
                 )
             found.append((tensor, part))
         return found
+
+
+def _trainable(named: Mapping[str, torch.Tensor], *, are_all: bool) -> dict[str, torch.Tensor]:
+    """Returns the tensors that are trained: those that require a gradient, or all.
+
+    Raises:
+        ValueError, TypeError: one is of a kind that can't be.
+    """
+    trainable: dict[str, torch.Tensor] = {}
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                "a Learner trains torch tensors; NumPy arrays are for ArrayLearner, those of JAX for JaxLearner of "
+                f"skerry.integrations.jax. name={name}, type={type(tensor).__name__}"
+            )
+        if not (are_all or tensor.requires_grad):
+            continue
+        if reason := _unfit(tensor):
+            raise ValueError(
+                f"a parameter can't be exchanged: {reason}. Where it needs no training, freeze it: see "
+                f"requires_grad_(). parameter={name}, dtype={tensor.dtype}, layout={tensor.layout}"
+            )
+        if tensor.is_floating_point() and tensor.numel():
+            trainable[name] = tensor
+    return trainable
 
 
 def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:

@@ -15,8 +15,8 @@ from torch import nn
 from skerry import ArrayLearner, Learner
 from skerry.wire.errors import TensorFileError
 from skerry.wire.safetensors import read_file_header
+from tests.support.adapted import BUFFERS, FROZEN, Adapted
 from tests.support.syncer_thread import syncer
-from tests.unit.model.test_untrained import BUFFERS, FROZEN, Adapted
 from tests.unit.syncer.store.maintenance.test_commands import run
 
 Export = Callable[..., tuple[dict[str, Any], str]]

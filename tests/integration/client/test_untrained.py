@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,26 +10,8 @@ import torch
 from torch import nn
 
 from skerry import ArrayLearner, Learner, RefusedError, RunsClient
-from skerry.exchange.untrained import recorded
-from skerry.wire.untrained import UntrainedTensor
+from tests.support.adapted import BUFFERS, FROZEN, Adapted
 from tests.support.heard_logs import heard_logs
-
-
-class Adapted(nn.Module):
-    """A frozen base of two kinds, an adapter that is trained, and buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.base = nn.Linear(3, 2).requires_grad_(False)
-        self.packed = nn.Parameter(torch.arange(5, dtype=torch.uint8), requires_grad=False)
-        self.adapter = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2, affine=False)
-        self.register_buffer("mask", torch.ones(2), persistent=False)
-
-
-FROZEN = {"base.weight", "base.bias", "packed"}
-BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
 def _attach(
@@ -94,25 +75,15 @@ def test_another_frozen_part_is_refused_unless_it_is_allowed(
     assert any("differences" in line for line in warnings)
 
 
-@pytest.mark.parametrize("allowed", [["base.bias"], ("unknown", "base.*"), {"*bias"}, "base.bias"])
-def test_frozen_parameters_may_be_allowed_to_differ_by_name(target: str, allowed: Any) -> None:
+def test_frozen_parameters_may_be_allowed_to_differ_by_name(target: str) -> None:
     _attach(target, Adapted())
     other = Adapted()
     _changed(other)
-    warnings = _attach(target, other, "other", allow_other_frozen=allowed)
+    warnings = _attach(target, other, "other", allow_other_frozen=["base.bias"])
     assert any("first=base.bias has other values" in line.get("differences", "") for line in warnings)
-
-
-@pytest.mark.parametrize("allowed", [["base.weight"], ["base"], [], ["base.bias"]])
-def test_a_frozen_parameter_that_is_not_named_is_refused_whatever_else_is_allowed(target: str, allowed: Any) -> None:
-    _attach(target, Adapted())
-    other = Adapted()
-    _changed(other)
-    if allowed == ["base.bias"]:
-        _trained(other)
-    with pytest.raises(RefusedError, match="differences=1 of 3, first=") as refusal:
-        _attach(target, other, "other", allow_other_frozen=allowed)
-    assert refusal.value.reason == "FROZEN_DIFFERS"
+    _trained(other)
+    with pytest.raises(RefusedError, match="differences=1 of 3, first=packed is only in the run"):
+        _attach(target, other, "other", allow_other_frozen=["base.bias"])
 
 
 def test_buffers_are_named_when_a_learner_attaches_and_may_differ(target: str) -> None:
@@ -149,12 +120,3 @@ def test_a_parameter_that_is_not_in_memory_is_not_compared(target: str) -> None:
     offloaded.base.to("meta")
     warnings = _attach(target, offloaded, "other")
     assert any(set(line.get("names", ())) & {"base.weight", "base.bias"} for line in warnings)
-
-
-def test_more_frozen_parameters_than_a_request_holds_are_not_recorded_and_that_is_said() -> None:
-    draw = random.Random(0)
-    many = [UntrainedTensor(draw.randbytes(24).hex(), (4, 4), "float32", draw.getrandbits(64)) for _ in range(70_000)]
-    assert len(recorded(many[:45_000])) == 45_000
-    with heard_logs() as logs:
-        assert recorded(many) == []
-    assert [line["tensors"] for line in logs] == [70_000]

@@ -1,12 +1,11 @@
-"""The statistics of several ranks as those of one learner."""
+"""The statistics of the processes of a learner, as those of one."""
 
 from __future__ import annotations
 
 import pickle
 
 from skerry.errors import StopExchangingError
-from skerry.ranks.member import sum_of
-from skerry.stats import Stats
+from skerry.stats import Stats, sum_of
 
 
 def test_the_statistics_of_ranks_are_those_of_one_learner() -> None:

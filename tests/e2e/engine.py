@@ -107,10 +107,6 @@ class Engine:
         process_id = self.inspect(container)["State"]["Pid"]
         run(["nsenter", "--target", self._children()[0], "--pid", "--", "kill", "-KILL", str(process_id)], timeout_s=10)
 
-    def log_tail(self) -> str:
-        """Returns the end of the engine's log."""
-        return tail(self._log)
-
     def _spawn(self, driver: str) -> None:
         namespaces = ["--net"] if self.has_networks else []
         networks = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]

@@ -70,15 +70,6 @@ print(sum(sum(it.cache_hits.values()) for it in compiled), sum(sum(it.cache_miss
     assert misses == 0
 
 
-def test_the_syncer_is_half_a_gigabyte(composition: Composition, capsys: pytest.CaptureFixture[str]) -> None:
-    size = {name: composition.engine.inspect(name)["Size"] / 1e6 for name in (*_IMAGES, "python:3.11-slim")}
-    with capsys.disabled():
-        print("\nimages, in MB:", ", ".join(f"{name} {size_mb:.0f}" for name, size_mb in size.items()))
-    # numba's compiler is 210 MB of it (docs/decisions/0007-kernels.md).
-    assert size[_SYNCER] - size["python:3.11-slim"] < 380
-    assert size[_LEARNER] > 2 * size[_SYNCER]
-
-
 def test_an_image_refuses_plaintext_on_every_address_until_it_is_asked_for_by_name(composition: Composition) -> None:
     with pytest.raises(CommandError, match="--insecure"):
         run(

@@ -16,9 +16,8 @@ from typing import Final, Self
 from skerry import RunsClient, SkerryError
 from tests.e2e.chaos import problem
 from tests.e2e.chaos.children import Child
-from tests.e2e.chaos.gateway_proxy import GatewayProxy
 from tests.e2e.chaos.journal import Account
-from tests.e2e.chaos.points import Board, Deed, Mode, Moment, Operation, Point, points_of
+from tests.e2e.chaos.points import Deed, Mode, Moment, Operation, Point, points_of
 from tests.e2e.chaos.relay import Relay
 from tests.e2e.chaos.schedule import LEARNER_COUNT, STEP_S
 from tests.e2e.chaos.store_place import StorePlace
@@ -41,43 +40,22 @@ _LIFE_S: Final = (8.0, 24.0)
 
 
 class Replica:
-    """One replica: its process, its way to the store, and which fault points of it were struck."""
+    """One replica: its process, and which fault points of it were struck."""
 
     def __init__(self, index: int, port: int, *, place: StorePlace, folder: Path, seed: int) -> None:
         self.index = index
         self.port = port
         self.operations: set[Operation] = set()  # that it did
         self.struck: set[Point] = set()
-        self.is_striking = False
-        self._place = place
+        self.child = Child(f"replica-{index}", folder, env=place.env())
+        self._mode = Mode.FINE
+        self._is_striking = False
         self._url = place.url(folder.name)
         self._folder = folder
         self._seed = seed
         self._events = folder / f"replica-{index}.events"
         self._offset = 0
-        self._board = Board(
-            seen=self.operations.add,
-            hit=lambda operation, strike: self._was_hit(operation, strike.moment, strike.deed),
-            source=random.Random(f"{seed}/{index}"),
-            struck=set(),
-        )
         self._random = random.Random(f"{seed}/{index}/deaths")
-        self.child = Child(f"replica-{index}", folder)
-        self._proxy: GatewayProxy | None = None
-
-    async def open(self) -> None:
-        """Begins what lies between the replica and a gateway."""
-        if self._place.gateway is not None:
-            self._proxy = GatewayProxy(self._place.gateway_port, self._board, self._kill_now)
-            await self._proxy.open()
-        port = None if self._proxy is None else self._proxy.port
-        self.child = Child(f"replica-{self.index}", self._folder, env=self._place.env(port))
-
-    async def close(self) -> None:
-        """Ends the process and the proxy."""
-        self.child.end()
-        if self._proxy is not None:
-            await self._proxy.close()
 
     def start(self) -> None:
         """Starts a process on the replica's port."""
@@ -89,23 +67,19 @@ class Replica:
             "--new-store", "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
             "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2", "--log-level", "info",
         )  # fmt: skip
-        self.set_mode(self._board.mode)
-        self.strike(is_striking=self.is_striking)
+        self.set_mode(self._mode)
+        self.strike(is_striking=self._is_striking)
 
     def set_mode(self, mode: Mode) -> None:
         """Changes what its way to the store is like."""
-        self._board.mode = mode
+        self._mode = mode
         self.child.tell(mode=mode)
 
     def strike(self, *, is_striking: bool) -> None:
         """Has fault points that were not struck yet be struck, or no more of them."""
-        self.is_striking = is_striking
-        death_in_s = self._random.uniform(*_LIFE_S)
-        if self._proxy is None:
-            struck = [[*point.operation, point.moment, point.deed] for point in self.struck]
-            self.child.tell(strikes=is_striking, struck=struck, death_in_s=death_in_s)
-        else:
-            self._board.is_striking, self._board.death_at_s = is_striking, time.monotonic() + death_in_s
+        self._is_striking = is_striking
+        struck = [[*point.operation, point.moment, point.deed] for point in self.struck]
+        self.child.tell(strikes=is_striking, struck=struck, death_in_s=self._random.uniform(*_LIFE_S))
 
     def read_events(self) -> None:
         """Takes note of what its process reported."""
@@ -117,17 +91,12 @@ class Replica:
         data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)
         for line in data.splitlines():
-            what, verb, kind, *rest = json.loads(line)
-            if what == "seen":
-                self.operations.add(Operation(verb, kind))
+            event, verb, kind, *rest = json.loads(line)
+            operation = Operation(verb, kind)
+            if event == "seen":
+                self.operations.add(operation)
             else:
-                self._was_hit(Operation(verb, kind), Moment(rest[0]), Deed(rest[1]))
-
-    def _was_hit(self, operation: Operation, moment: Moment, deed: Deed) -> None:
-        self.struck.add(Point(self.index, operation, moment, deed))
-
-    def _kill_now(self) -> None:
-        self.child.signal(signal.SIGKILL)
+                self.struck.add(Point(self.index, operation, Moment(rest[0]), Deed(rest[1])))
 
 
 class Deployment:
@@ -162,17 +131,14 @@ class Deployment:
     async def __aenter__(self) -> Self:
         await self.relay.open(self._relay_ports)
         for replica in self.replicas:
-            await replica.open()
             replica.start()
         for index in range(LEARNER_COUNT):
             self.start_learner(index)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for child in self.learners:
+        for child in (*self.learners, *(replica.child for replica in self.replicas)):
             child.end()
-        for replica in self.replicas:
-            await replica.close()
         await self.relay.close()
 
     def start_learner(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP proxy between one replica and an S3 gateway that strikes requests as a `Board` says.
+"""An HTTP proxy between a replica, in whose process it is, and an S3 gateway; a `Board` says which requests it strikes.
 
 Requests pass unchanged, so their signatures hold; requests and answers are of a few kB here, and are read as a whole.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import os
+import signal
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -40,24 +41,18 @@ class _Message(NamedTuple):
 
 
 class GatewayProxy:
-    """Listens for one replica; `kill` ends it with SIGKILL."""
+    """Listens for its own process, as long as that lives."""
 
-    def __init__(self, gateway_port: int, board: Board, kill: Callable[[], None]) -> None:
+    def __init__(self, gateway_port: int, board: Board) -> None:
         self._gateway_port = gateway_port
         self._board = board
-        self._kill = kill
         self._server: asyncio.Server | None = None
-        self.port = 0
 
-    async def open(self) -> None:
-        """Listens on a free port."""
+    async def open(self) -> int:
+        """Listens on a free port, and returns it."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        """Stops listening."""
-        if self._server is not None:
-            self._server.close()
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind: asyncio.StreamWriter | None = None
@@ -100,7 +95,7 @@ class GatewayProxy:
             await behind.drain()
             behind.transport.abort()
         if strike.deed is Deed.KILL:
-            self._kill()
+            os.kill(os.getpid(), signal.SIGKILL)
         elif strike.moment is Moment.TORN and answer is not None:
             writer.write(answer.head + answer.body[: len(answer.body) // 2])
             await writer.drain()

@@ -1,7 +1,8 @@
 """`skerry serve` as the campaign starts it: `python -m tests.e2e.chaos.replica EVENTS SEED [serve's own options]`.
 
-The product's own command with three differences: on `file://` a `Board` stands before the store, the calendar clock can
-be stepped, and log checkpoints come often enough for a short run. What happens at the board is appended to EVENTS.
+The product's own command with three differences: a `Board` stands before the store, inside the process on `file://` and
+as a proxy on `s3://`, the calendar clock can be stepped, and log checkpoints come often enough for a short run. What
+happens at the board is appended to EVENTS.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import time
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 from skerry.cli.main import cli
+from skerry.net.loop_thread import LoopThread
 from skerry_syncer import command
 from skerry_syncer.run.host import HostSettings
 from skerry_syncer.server import ServerSettings
@@ -25,6 +28,7 @@ from skerry_syncer.store.objects.local import LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
 from tests.e2e.chaos.control import break_as_told, obey
 from tests.e2e.chaos.faulty_store import FaultyStore
+from tests.e2e.chaos.gateway_proxy import GatewayProxy
 from tests.e2e.chaos.points import Board, Deed, Mode, Moment, Operation
 
 _CHECKPOINT_EVERY = 100
@@ -56,6 +60,11 @@ def main(events_path: str, seed: str, *options: str) -> None:
         objects = open_objects(url, **options)
         return FaultyStore(objects, board) if isinstance(objects, LocalObjects) else objects
 
+    if any(option.startswith("s3://") for option in options):
+        gateway_port = urlsplit(os.environ["AWS_ENDPOINT"]).port
+        assert gateway_port is not None
+        port = LoopThread("chaos-gateway").run(GatewayProxy(gateway_port, board).open())
+        os.environ.update(dict.fromkeys(("AWS_ENDPOINT", "AWS_ENDPOINT_URL"), f"http://127.0.0.1:{port}"))
     host = HostSettings(replica=ReplicaSettings(checkpoint_every=_CHECKPOINT_EVERY))
     break_as_told()
     obey(control)

@@ -34,24 +34,13 @@ class StorePlace:
     gateway: CephGateway | None = None
     _prefix: str = field(default_factory=lambda: secrets.token_hex(4))
 
-    @property
-    def gateway_port(self) -> int:
-        """The port of the gateway."""
-        assert self.gateway is not None
-        return int(self.gateway.endpoint.rpartition(":")[2])
-
     def url(self, name: str) -> str:
         """Returns the URL of one deployment's store."""
         return f"s3://{_BUCKET}/{self._prefix}-{name}" if self.folder is None else f"file://{self.folder / name}"
 
-    def env(self, port: int | None = None) -> dict[str, str]:
-        """Returns what a client's environment says; `port`: of the proxy that it shall use."""
-        if self.gateway is None:
-            return {}
-        found = self.gateway.env()
-        if port is not None:
-            found |= dict.fromkeys(("AWS_ENDPOINT", "AWS_ENDPOINT_URL"), f"http://127.0.0.1:{port}")
-        return found
+    def env(self) -> dict[str, str]:
+        """Returns what a client's environment says."""
+        return {} if self.gateway is None else self.gateway.env()
 
     def open(self, name: str) -> Objects:
         """Opens one deployment's store past all faults."""

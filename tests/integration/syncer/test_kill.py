@@ -8,28 +8,16 @@ import random
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
-from skerry.v1 import types_pb2 as types
 from skerry_syncer.store.log.entries import Fate
 from tests.support.audit import check_fates, final_state
 from tests.support.persistent_learner import PAUSE_S, PersistentLearner, until_more
-from tests.support.raw_learner import (
-    INT4,
-    RawLearner,
-    Stubs,
-    connected,
-    create_run,
-    layout,
-    part_messages,
-    pull,
-    push_messages,
-)
-from tests.support.serve_process import ServeProcess, serve_process
+from tests.support.raw_learner import INT4, Stubs, attached, connected, create_run, delta_values, pull, push_messages
+from tests.support.serve_process import serve_process
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -42,8 +30,7 @@ async def test_a_syncer_killed_at_any_instant_loses_nothing_and_merges_nothing_t
         run, _ = await create_run(stubs)
         persistent = []
         for name, fragment in (("eu", "body"), ("us", "body"), ("ap", "head")):
-            learner = RawLearner(stubs, run, name, source)
-            await learner.attach()
+            learner = await attached(stubs, run, name)
             learner.detach()
             persistent.append(PersistentLearner(learner, fragment))
         async with asyncio.TaskGroup() as tasks:
@@ -64,56 +51,40 @@ async def test_a_syncer_killed_at_any_instant_loses_nothing_and_merges_nothing_t
     assert counts[Fate.QUARANTINED] == 0
 
 
-async def _killed_and_restarted(process: ServeProcess) -> None:
-    await process.kill()
-    await process.start()
+async def _is_back(stubs: Stubs) -> None:
+    await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), wait_for_ready=True)
 
 
 async def test_a_push_cut_off_by_a_kill_goes_on_from_its_last_whole_part(store_url: str, tmp_path: Path) -> None:
     async with serve_process(store_url, tmp_path) as process, connected(process.port) as stubs:
         run, _ = await create_run(stubs)
-        learner = RawLearner(stubs, run, "eu", random.Random(3))
-        await learner.attach()
+        learner = await attached(stubs, run)
         header = learner.header(await pull(stubs, run, "body"), "body")
-        values = np.random.default_rng(3).standard_normal(layout("body").numel).astype(np.float32)
-        parts = ((0, 512), (512, 728))
-        first, digest = part_messages(values, layout("body"), INT4, *parts[0])
-        second, _ = part_messages(values, layout("body"), INT4, *parts[1])
+        begin, *messages, complete = push_messages(header, delta_values(), INT4, parts=((0, 512), (512, 728)))
+        ends = [number for number, message in enumerate(messages) if message.HasField("part_end")]
         call = stubs.exchange.PushDelta(None)
-        for message in (exchange.PushDeltaRequest(header=header), *first, *second[:-1]):
+        for message in (begin, *messages[: ends[1]]):
             await call.write(message)
-        await _until_stored(learner, header, 1)
-        await _killed_and_restarted(process)
+        async with asyncio.timeout(20):
+            while not (await learner.query(header)).parts:
+                await asyncio.sleep(PAUSE_S)
+        await process.kill()
+        await process.start()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call
-        found = await _patiently(learner, header)
-        assert [(part.first, part.numel, part.digest) for part in found.parts] == [(0, 512, digest)]
-        complete = push_messages(header, values, INT4, parts=parts)[-1]
-        answer = await stubs.exchange.PushDelta(
-            iter([exchange.PushDeltaRequest(header=header), *second, complete]), wait_for_ready=True
-        )
-        assert answer.state == exchange.PUSH_STATE_ACCEPTED
-
-
-async def _until_stored(learner: RawLearner, header: exchange.PushHeader, count: int) -> None:
-    async with asyncio.timeout(20):
-        while len((await learner.query(header)).parts) < count:
-            await asyncio.sleep(PAUSE_S)
-
-
-async def _patiently(learner: RawLearner, header: exchange.PushHeader) -> exchange.QueryPushResponse:
-    return await learner.stubs.exchange.QueryPush(
-        exchange.QueryPushRequest(
-            run=header.run, run_uid=header.run_uid, fragment=header.fragment, delta_id=header.delta_id
-        ),
-        wait_for_ready=True,
-    )
+        await _is_back(stubs)
+        (part,) = (await learner.query(header)).parts
+        assert (part.first, part.numel, part.digest) == (0, 512, messages[ends[0]].part_end.digest)
+        rest = [begin, *messages[ends[0] + 1 :], complete]
+        assert (await stubs.exchange.PushDelta(iter(rest))).state == exchange.PUSH_STATE_ACCEPTED
 
 
 async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
     async with serve_process(store_url, tmp_path) as process, connected(process.port) as stubs:
         run, _ = await create_run(stubs)
-        learner, header, messages = await _half_pushed(stubs, run)
+        learner = await attached(stubs, run)
+        header = learner.header(await pull(stubs, run, "body"), "body")
+        messages = push_messages(header, delta_values(), INT4)
         call = stubs.exchange.PushDelta(None)
         for message in messages[:3]:
             await call.write(message)
@@ -121,26 +92,14 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
         process.terminate()
         assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        draining = (await learner.event("draining")).draining
-        assert draining.grace.seconds == 10
+        assert (await learner.event("draining")).draining.grace.seconds == 10
         # A push in flight ends normally.
         for message in messages[3:]:
             await call.write(message)
         await call.done_writing()
-        answer = await call
-        assert answer.state == exchange.PUSH_STATE_ACCEPTED
+        assert (await call).state == exchange.PUSH_STATE_ACCEPTED
         health.cancel()
         assert await process.exit_status() == 0
         await process.start()
-        found = await _patiently(learner, header)
-        assert found.state == exchange.PUSH_STATE_ACCEPTED
-
-
-async def _half_pushed(
-    stubs: Stubs, run: types.Run
-) -> tuple[RawLearner, exchange.PushHeader, list[exchange.PushDeltaRequest]]:
-    learner = RawLearner(stubs, run, "eu", random.Random(4))
-    await learner.attach()
-    header = learner.header(await pull(stubs, run, "body"), "body")
-    values = np.random.default_rng(4).standard_normal(layout("body").numel).astype(np.float32)
-    return learner, header, push_messages(header, values, INT4)
+        await _is_back(stubs)
+        assert (await learner.query(header)).state == exchange.PUSH_STATE_ACCEPTED

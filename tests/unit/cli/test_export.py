@@ -131,26 +131,18 @@ def test_what_cannot_be_exported_is_said_with_what_to_do(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written_to_is_said(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("export", "fit", "--target", target, "--out", tmp_path / "missing" / "out") == 2
-    assert "can't be written: No such file or directory" in capsys.readouterr().err
-
-
 def test_a_hugging_face_folder_has_the_weights_and_what_belongs_to_them(
-    target: str, store_url: str, like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "merged"
-    for place in (("--target", target), ("--store", store_url)):
-        for _ in range(3):  # a snapshot that is still being stored moves the position, which the files name
-            assert run("export", "fit", "--format", "hf", "--like", like, "--out", folder, *place) == 0
-            assert sorted(path.name for path in folder.iterdir()) == sorted([*MODEL_FILES, "model.safetensors"])
-            expected = exported(tmp_path / "out", *place)
-            if (folder / "model.safetensors").read_bytes() == expected:
-                break
-        assert (folder / "model.safetensors").read_bytes() == expected
-    assert run("export", "fit", "--format", "hf", "--like", like, "--out", like, "--target", target) == 2
+    words = ("export", "fit", "--format", "hf", "--like", like, "--target", target, "--out")
+    assert run(*words, tmp_path / "merged") == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "merged").iterdir()}
+    assert files.keys() == {*MODEL_FILES, "model.safetensors"}
+    assert files["config.json"] == b"[config.json]"
+    with RunsClient(target) as client:
+        pulled = dict(client.pull("fit"))
+    assert load_file(tmp_path / "merged" / "model.safetensors").keys() == pulled.keys()
+    assert run(*words, like) == 2
     assert "is the folder of --like" in capsys.readouterr().err
     assert not (like / "model.safetensors").exists()
 
@@ -214,90 +206,53 @@ def test_an_adapter_has_the_names_that_peft_gives_it(tmp_path: Path, capsys: pyt
     (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
     query = "base_model.model.q_proj.lora_A{}.weight"
     head = "base_model.model{}.default.extra.weight"  # a module may be called "default" too
-    frozen = {
-        "base_model.vera_A": torch.ones(5).half(),
-        "base_model.bits": torch.ones(3, dtype=torch.uint8),
-    }
+    frozen = {"base_model.vera_A": torch.ones(5).half(), "base_model.bits": torch.ones(3, dtype=torch.uint8)}
     like = {query.format(""): torch.zeros(2, 3), head.format(""): torch.zeros(4)}
     save_file(like | frozen, tmp_path / "like" / "adapter_model.safetensors")
-    url = f"file://{tmp_path}/store"
     arrays = {query.format(".default"): np.ones((2, 3), np.float32), head.format(""): np.ones(4, np.float32)}
     plain = {"weight": np.ones((2, 3), np.float32)}
-    with syncer(store_url=url) as target:
+    words = ("--out", tmp_path / "out", "--like", tmp_path / "like", "--format", "peft")
+    with syncer() as target, RunsClient(target) as client:
         for name, values in (("fit", arrays), ("plain", plain)):
-            ArrayLearner(values, target=target, run=name, learner_id="us", create=True).close()
-        for place in (("--target", target), ("--store", url)):
-            out = tmp_path / place[0]
-            words = ("--out", out, "--like", tmp_path / "like", "--format", "peft", *place)
-            assert run("export", "fit", *words) == 0
-            file = load_file(out / "adapter_model.safetensors")
-            assert file.keys() == like.keys() | frozen.keys()
-            assert np.array_equal(file["base_model.bits"], np.ones(3, np.uint8))
-            assert np.array_equal(file[query.format("")], arrays[query.format(".default")])
-            assert (out / "adapter_config.json").read_text(encoding="utf-8") == "{}"
-            (out / "adapter_model.safetensors").unlink()
-            assert run("export", "plain", *words) != 0
-            assert "the run is not of the adapter in --like" in capsys.readouterr().err
-            assert not (out / "adapter_model.safetensors").exists()
+            client.create_run(name, values)
+        assert run("export", "fit", *words, "--target", target) == 0
+        assert capsys.readouterr().err == ""
+        file = load_file(tmp_path / "out" / "adapter_model.safetensors")
+        assert file.keys() == like.keys() | frozen.keys()
+        assert np.array_equal(file["base_model.bits"], np.ones(3, np.uint8))
+        assert np.array_equal(file[query.format("")], arrays[query.format(".default")])
+        assert (tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8") == "{}"
+        before = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+        assert run("export", "plain", *words, "--target", target) == 2
+        assert "the run is not of the adapter in --like" in capsys.readouterr().err
+        assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == before
+    assert run("export", "fit", *words, "--base", tmp_path / "like" / "adapter_model.safetensors") == 2
+    assert "leave out --base" in capsys.readouterr().err
 
 
-def test_what_an_export_lacks_is_said_unless_it_is_an_adapter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "like").mkdir()
-    (tmp_path / "like" / "adapter_config.json").write_text("{}", encoding="utf-8")
-    url, name = f"file://{tmp_path}/store", "base_model.model.q.lora_A.default.weight"
-    save_file({name.replace(".default", ""): torch.zeros(2, 2)}, tmp_path / "like" / "adapter_model.safetensors")
-    model = torch.nn.ModuleDict({"base": torch.nn.Linear(2, 2).requires_grad_(False)})
-    model.register_module("base_model", nested(name.removeprefix("base_model.").removesuffix(".weight")))
-    with syncer(store_url=url) as target:
-        Learner(model, target=target, run="fit", learner_id="us", create=True).close()
-        capsys.readouterr()
-        for place in (("--target", target), ("--store", url)):
-            assert run("export", "fit", "--json", "--out", tmp_path / "model", *place) == 0
-            said = capsys.readouterr()
-            assert "the export lacks tensors" in said.err
-            assert sorted(json.loads(said.out)["missing"]) == ["base.bias", "base.weight"]
-            adapter = ("--format", "peft", "--like", tmp_path / "like", "--out", tmp_path / place[0])
-            assert run("export", "fit", *adapter, *place) == 0
-            assert capsys.readouterr().err == ""
-        assert run("export", "fit", *adapter, "--store", url, "--base", tmp_path / "model") == 2
-        assert "leave out --base" in capsys.readouterr().err
-
-
-def test_a_partly_frozen_model_is_exported_whole_from_a_syncer_as_from_its_store(
+def test_a_partly_frozen_model_is_whole_with_its_base(
     like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, url, base = Adapted(), f"file://{tmp_path}/store", tmp_path / "base.safetensors"
+    model, base = Adapted(), tmp_path / "base.safetensors"
     save_file(model.state_dict() | {"norm.running_mean": torch.tensor([3.0, 4.0])}, base)
-    folder = tmp_path / "merged"
-    words = ("export", "fit", "--format", "hf", "--like", like, "--out", folder, "--json")
-    with syncer(store_url=url) as target:
+    words = ("export", "fit", "--format", "hf", "--like", like, "--out", tmp_path / "merged", "--json")
+    with syncer() as target:
         Learner(model, target=target, run="fit", learner_id="us", create=True).close()
-        found = []
-        for place in (("--target", target), ("--store", url)):
-            capsys.readouterr()
-            assert run(*words, *place) == 2
-            assert f"give the file that has them as --base. tensors={len(FROZEN | BUFFERS)}" in capsys.readouterr().err
-            assert not (folder / "model.safetensors").exists()
-            assert run(*words, *place, "--base", base) == 0
-            said = capsys.readouterr()
-            assert said.err == ""
-            assert (json.loads(said.out)["missing"], json.loads(said.out)["other"]) == ([], [])
-            found.append((folder / "model.safetensors").read_bytes())
-            (folder / "model.safetensors").unlink()
-            assert run("export", "fit", "--out", tmp_path / "out", *place, "--base", like / "config.json") == 3
-            assert "not a safetensors file" in capsys.readouterr().err
-    assert found[0] == found[1]
-    (folder / "model.safetensors").write_bytes(found[0])
-    whole = load_file(folder / "model.safetensors")
+        place = ("--target", target)
+        capsys.readouterr()
+        assert run(*words, *place) == 2
+        assert f"give the file that has them as --base. tensors={len(FROZEN | BUFFERS)}" in capsys.readouterr().err
+        assert not (tmp_path / "merged" / "model.safetensors").exists()
+        assert run("export", "fit", "--json", "--out", tmp_path / "part", *place) == 0
+        said = capsys.readouterr()
+        assert "the export lacks tensors" in said.err
+        assert set(json.loads(said.out)["missing"]) == FROZEN | BUFFERS
+        assert run(*words, *place, "--base", base) == 0
+        said = capsys.readouterr()
+        assert said.err == ""
+        assert (json.loads(said.out)["missing"], json.loads(said.out)["other"]) == ([], [])
+        assert run("export", "fit", "--out", tmp_path / "out", *place, "--base", like / "config.json") == 3
+        assert "not a safetensors file" in capsys.readouterr().err
+    whole = load_file(tmp_path / "merged" / "model.safetensors")
     assert whole.keys() == model.state_dict().keys()
     assert whole["norm.running_mean"].tolist() == [3.0, 4.0]
-
-
-def nested(path: str) -> torch.nn.Module:
-    """Returns a linear layer that is found below other modules by this path."""
-    module: torch.nn.Module = torch.nn.Linear(2, 2, bias=False)
-    for part in reversed(path.split(".")):
-        module = torch.nn.ModuleDict({part: module})
-    return module

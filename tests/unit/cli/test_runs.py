@@ -14,12 +14,14 @@ import pytest
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.v1 import runs_pb2
-from tests.unit.cli.scripted_syncer import Script, serving, small_learner, small_run
+from tests.unit.cli.scripted_syncer import Script, scripted, serving, small_learner, small_run
 
 
 @pytest.fixture
 def script() -> Script:
-    return Script(runs={"demo": small_run()}, learners=[small_learner(), small_learner("eu", is_participating=False)])
+    script = scripted()
+    script.learners.append(small_learner("eu", is_participating=False))
+    return script
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def test_a_syncer_that_is_not_there_may_be_tried_again(capsys: pytest.CaptureFix
 
 def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "policy", "demo", "--set", "outer.learning_rate=0.4", "--json") == 0
-    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
+    (request,) = script.asked(runs_pb2.SetPolicyRequest)
     assert [field.name for field, _ in request.policy.ListFields()] == ["outer"]
     shown = json.loads(capsys.readouterr().out)
     assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "constant"}
@@ -103,7 +105,7 @@ def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureF
 
 def test_a_pin_changes_nothing_else(script: Script) -> None:
     assert skerry("runs", "pin", "demo", "--position", "3", "--json") == 0
-    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.SetPolicyRequest)]
+    (request,) = script.asked(runs_pb2.SetPolicyRequest)
     assert list(request.policy.pinned_positions) == [3]
     assert [field.name for field, _ in request.policy.ListFields()] == ["pinned_positions"]
 
@@ -111,12 +113,12 @@ def test_a_pin_changes_nothing_else(script: Script) -> None:
 def test_a_wrong_policy_field_asks_nothing_of_the_server(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "policy", "demo", "--set", "speed=9") == failures.ExitStatus.USAGE
     assert "known=inner_step_count" in capsys.readouterr().err
-    assert not any(isinstance(asked, runs_pb2.SetPolicyRequest) for asked in script.asked)
+    assert not script.asked(runs_pb2.SetPolicyRequest)
 
 
 def test_delete_names_the_uid_that_was_confirmed(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "delete", "demo", "--yes") == 0
-    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.DeleteRunRequest)]
+    (request,) = script.asked(runs_pb2.DeleteRunRequest)
     assert request.run_uid == small_run().uid
     assert "deleted demo" in capsys.readouterr().out
 
@@ -134,7 +136,7 @@ def test_close_waits_and_says_where_the_run_ended(capsys: pytest.CaptureFixture[
 
 def test_rollback_names_the_position(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("rollback", "demo", "--to", "5") == 0
-    (request,) = [asked for asked in script.asked if isinstance(asked, runs_pb2.RollBackRequest)]
+    (request,) = script.asked(runs_pb2.RollBackRequest)
     assert request.target_position == 5
     assert "back to position 5: now position 10" in capsys.readouterr().out
 
@@ -142,6 +144,6 @@ def test_rollback_names_the_position(script: Script, capsys: pytest.CaptureFixtu
 def test_rollback_asks_again_until_it_is_done(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     script.progress = [runs_pb2.RollBackProgress(stored_count=stored, fragment_count=3) for stored in (0, 2)]
     assert skerry("rollback", "demo", "--to", "5") == 0
-    asked = [one.request_id for one in script.asked if isinstance(one, runs_pb2.RollBackRequest)]
+    asked = [request.request_id for request in script.asked(runs_pb2.RollBackRequest)]
     assert (len(asked), len(set(asked))) == (3, 1)
     assert "back to position 5" in capsys.readouterr().out

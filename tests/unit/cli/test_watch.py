@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
 
 import grpc
 import pytest
@@ -19,7 +18,7 @@ from skerry.cli.watch_view import sparkline
 from skerry.errors import TryAgainError
 from skerry.v1 import exchange_pb2
 from skerry.v1 import types_pb2 as v1
-from tests.unit.cli.scripted_syncer import Refusal, Script, WatchStep, serving, small_learner, small_run
+from tests.unit.cli.scripted_syncer import Refusal, scripted, serving
 
 CLOSED = v1.Event(position=30, status_changed=v1.RUN_STATUS_CLOSED)
 AWAY = Refusal(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", "the store is away", retry_after_s=0.01)
@@ -30,10 +29,6 @@ def commit(version: int, position: int) -> v1.Event:
     merged = [v1.DeltaFate(learner_id="us", weight_share=1.0)]
     committed = v1.VersionCommitted(version=v1.FragmentVersion(fragment="head", version=version), merged=merged)
     return v1.Event(position=position, version_committed=committed)
-
-
-def scripted(*watches: Sequence[WatchStep] | Refusal) -> Script:
-    return Script(runs={"demo": small_run()}, learners=[small_learner()], watches=list(watches))
 
 
 def positions(follower: Follower) -> list[int]:
@@ -85,7 +80,7 @@ def test_a_stream_that_breaks_goes_on_after_the_last_position_seen() -> None:
     with serving(script) as target, RunsClient(target) as client:
         assert positions(Follower(client, "demo", wait=waits.append)) == [10, 11, 30]
     assert waits
-    asked = [request.after_position for request in script.asked if isinstance(request, exchange_pb2.WatchRequest)]
+    asked = [request.after_position for request in script.asked(exchange_pb2.WatchRequest)]
     assert asked[0] == 0
     assert asked[-2:] == [10, 11]
 

@@ -46,7 +46,7 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
         state = await Replayer(run, FRAGMENT, workers).rebuild(0, scratch)
         with scratch.lent(layout.numel) as acc:
             start_s = time.perf_counter()
-            result = await merge_round(run, FRAGMENT, closing, state, acc, workers=workers)
+            result = await merge_round(run, closing, state, acc, workers=workers)
             await result.stored()
             if sample:
                 found["copy"].append(copy_s)

@@ -176,7 +176,7 @@ class Driver:
     async def merge(self, closing: ClosedItem) -> MergeResult:
         """Takes the state to the version of a frozen round, without committing it."""
         acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
-        return await merge_round(self.run, FRAGMENT, closing, self.state, acc, workers=self.workers)
+        return await merge_round(self.run, closing, self.state, acc, workers=self.workers)
 
     async def round(
         self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0

@@ -111,7 +111,6 @@ class MergeResult:
 
 async def merge_round(
     run: Run,
-    fragment: str,
     closing: ClosedItem,
     state: OuterState,  # of version closing.version - 1, then of closing.version; TORN if it fails on the way
     acc: Float32s,  # (numel,) overwritten
@@ -123,23 +122,21 @@ async def merge_round(
     Nobody else may use `state` meanwhile. It is as it was if a delta can't be read.
 
     Raises:
-        ValueError: `state` is not of the version before.
         UnreadableDeltaError: a delta can't be read back, or is too large: close the set again without it.
         StoreUnavailableError: the same call may succeed later.
     """
-    if state.version != closing.version - 1:
-        raise ValueError(f"state is of another version. expected={closing.version - 1}, actual={state.version}")
-    layout = run.spec.fragment(fragment)
+    fragment = run.state.fragments[closing.fragment]
+    layout = fragment.layout
     deltas = [run.state.deltas[member.delta].item for member in closing.members]
     largest = max(deltas, key=lambda delta: max(delta.squared_norms))
     if max(largest.squared_norms) > _LARGEST_SQUARED_NORM:
         raise UnreadableDeltaError(largest.delta, ValueError("its norm is out of range"))
-    policy = run.state.fragments[fragment].closing_policy or run.state.policy
+    policy = fragment.closing_policy or run.state.policy
     # Before anything is awaited: another replica's commit of this version would change what is known of the fragment.
     merged = _round(run.state, closing, policy)
     outer = _outer_step(run.state, closing, policy, merged)
     coefficients = merged.coefficients()
-    await accumulate_deltas(run, fragment, deltas, coefficients, acc, workers=workers)
+    await accumulate_deltas(run, closing.fragment, deltas, coefficients, acc, workers=workers)
     sum_norms = np.empty(0)
     if merged.rule is not MergeRule.MEAN:
         sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
@@ -160,7 +157,7 @@ async def merge_round(
     state.version = closing.version
     digest = digest_of_spans(layout.numel, [span.pieces for span in advanced])
     commit = CommittedItem(
-        fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
+        closing.fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
     )
     return MergeResult(closing, commit, state, run, spans, advanced)
 
@@ -254,7 +251,7 @@ class Merger:
         outer = await self._states.take(fragment, closing.version - 1)
         try:
             with self._scratch.lent(fragment.layout.numel) as acc:
-                return await merge_round(self._run, closing.fragment, closing, outer, acc, workers=self._workers)
+                return await merge_round(self._run, closing, outer, acc, workers=self._workers)
         except BaseException:
             if outer.version == closing.version - 1:  # nothing was changed
                 self._states.keep(closing.fragment, outer, fragment.versions[outer.version].digest)

@@ -22,7 +22,7 @@ BLOB_NAMES = (
 )
 
 
-def sha256(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
@@ -54,14 +54,14 @@ def references(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_the_chain_of_digests_runs_from_the_spec_to_the_last_entry(run_folder: Path) -> None:
-    previous = sha256((run_folder / "run.json").read_bytes())
+    previous = digest_of((run_folder / "run.json").read_bytes())
     positions = []
     for data, entry in entries(run_folder):
         assert entry["previous"] == previous
         assert entry["run_uid"] == run_folder.name
         assert entry["format"] == 1
         assert re.fullmatch(ID, entry["write_id"])
-        previous = sha256(data)
+        previous = digest_of(data)
         positions.append(entry["position"])
     assert positions == list(range(1, len(positions) + 1))
     assert len(positions) == len(list((run_folder / "log").iterdir()))
@@ -87,7 +87,7 @@ def test_every_reference_is_to_an_object_of_its_name_size_and_digest(run_folder:
             data = (run_folder / name).read_bytes()
             assert len(data) == reference["size_bytes"]
             if not name.startswith("deltas/"):
-                assert sha256(data) == reference["digest"]
+                assert digest_of(data) == reference["digest"]
             found += 1
     assert found > 10
 
@@ -133,10 +133,10 @@ def test_a_checkpoint_is_the_state_after_its_entry(run_folder: Path) -> None:
     assert re.fullmatch(rf"checkpoints/{item['at']:020}-{ID}", item["name"])
     assert item["at"] < position <= item["at"] + 512
     data = (run_folder / item["name"]).read_bytes()
-    assert (len(data), sha256(data)) == (item["size_bytes"], item["digest"])
+    assert (len(data), digest_of(data)) == (item["size_bytes"], item["digest"])
     state = json.loads(data)
     assert (state["format"], state["run_uid"], state["position"]) == (1, run_folder.name, item["at"])
-    assert state["head_digest"] == sha256(log[item["at"] - 1][0])
+    assert state["head_digest"] == digest_of(log[item["at"] - 1][0])
     before = [one for _, entry in log[: item["at"]] for one in entry["items"]]
     assert [delta["item"] for delta in state["deltas"]] == [one for one in before if one["kind"] == "accepted"]
     assert state["learners"].keys() == {one["learner"] for one in before if one["kind"] == "session"}

@@ -38,9 +38,8 @@ from skerry_syncer.store.versions.recent import RecentContents
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
 
-# The header line of a part has one norm per tensor. Most fit the first read; a longer line than the bound is refused.
+# The header line of a part has one norm per tensor. Most lines fit the first read.
 _HEADER_READ_BYTES: Final = 2**14
-_MAX_HEADER_BYTES: Final = 2**26
 _READS_AT_ONCE: Final = 16
 # Of a run's parts in memory, decompressed, until they are merged: int4 deltas of 120 million elements.
 _RECENT_PARTS_BYTES: Final = 64 * 2**20
@@ -167,8 +166,6 @@ class Blobs:
             if end >= 0:
                 yield memoryview(head)[end + 1 :]
                 head = None
-            elif len(head) > _MAX_HEADER_BYTES:
-                break
         if head is not None:
             raise UnreadableObjectError(ref.name, "part has no header line")
 
@@ -266,18 +263,17 @@ class Blobs:
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
         """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""
         length = _HEADER_READ_BYTES
-        while length <= _MAX_HEADER_BYTES:
+        while True:
             try:
                 head = await self._objects.get(self._path(ref.name), length=length)
             except ObjectMissingError:
                 return None
             line, newline, _ = head.partition(b"\n")
-            if newline:
-                with suppress(ValueError):
-                    return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
             if newline or len(head) < length:
                 break
             length *= 8
+        with suppress(ValueError):
+            return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
         return None
 
     def _path(self, name: str) -> str:

@@ -143,15 +143,6 @@ def test_an_export_that_cannot_be_written_says_why(store_url: str, tmp_path: Pat
         run("export", "--store", store_url, "golden", "--out", str(out))
 
 
-def test_an_export_follows_no_link(store_url: str, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    for name in ("out.safetensors", "out.safetensors.partial"):
-        (tmp_path / name).symlink_to(tmp_path / "precious")
-    assert run("export", "--store", store_url, "golden", "--out", str(tmp_path / "out.safetensors")) == 0
-    assert (tmp_path / "precious").read_text() == "precious"
-    assert not (tmp_path / "out.safetensors").is_symlink()
-
-
 def test_verify_says_ok_and_exits_with_0(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", "--store", store_url, "golden", "--json") == 0
     said = json.loads(capsys.readouterr().out)

@@ -6,9 +6,9 @@ folder was synced after the name was made. What was not synced may survive or no
 
 import contextlib
 import errno
+import os
 import random
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from skerry_syncer.store.log.entries import (
     SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import TEMPORARY, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
@@ -356,25 +355,13 @@ async def test_a_volume_that_is_unmounted_during_a_write_leaves_its_mount_point_
     assert list(root.iterdir()) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 256 kB, where this machine lets the tests make one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root to mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-async def test_a_full_disk_is_said_and_takes_writes_again_when_there_is_room(small_disk: Path) -> None:
-    objects: Objects = open_objects(f"file://{small_disk}/store")
-    await objects.create("a/1", bytes(150_000))
-    with pytest.raises(StoreFullError):
-        await objects.create("a/2", bytes(150_000))
-    with pytest.raises(ObjectMissingError):
-        await objects.get("a/2")
-    await objects.delete(["a/1"])
-    await objects.create("a/2", bytes(150_000))
-    assert len(await objects.get("a/2")) == 150_000
+async def test_nobody_else_can_read_a_store(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        objects = open_objects(f"file://{tmp_path}/store", reserve=True)
+        await objects.create("runs/a/log", b"x")
+        await objects.write("runs/a/blob", b"x")
+    finally:
+        os.umask(old)
+    root = tmp_path / "store"
+    assert [path for path in (root, *root.rglob("*")) if path.stat().st_mode & 0o077] == []

@@ -34,8 +34,8 @@ from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
-from skerry.v1 import capabilities_pb2, runs_pb2
 from skerry.v1 import exchange_pb2 as exchange
+from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
 from skerry_syncer.store.objects.opening import open_objects
@@ -73,19 +73,11 @@ _LEAVES_WITHIN_S: Final = 15.0
 _LEARNERS_BOUND_BYTES: Final = 2**30  # of all of them, beyond what the process has before
 # gRPC's own, where it ends a call by itself.
 _OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
-_KINDS: Final = {
-    "Runs/GetRun": "unary_unary",
-    "Runs/CreateRun": "unary_unary",
-    "Runs/CommitRun": "unary_unary",
-    "Runs/ListRuns": "unary_unary",
-    "Runs/ListVersions": "unary_unary",
-    "Runs/SetPolicy": "unary_unary",
-    "Runs/RollBack": "unary_unary",
-    "Exchange/QueryPush": "unary_unary",
-    "Exchange/PullFragment": "unary_stream",
-    "Exchange/Watch": "unary_stream",
-    "Exchange/PushDelta": "stream_unary",
-    "Exchange/Attach": "stream_stream",
+_METHODS: Final[dict[str, Any]] = {
+    f"{service.name}/{method.name}": method
+    for module in (exchange, runs_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
 }
 Conversation = tuple[str, Sequence[Message]]
 
@@ -158,19 +150,16 @@ def _wrong(source: random.Random, messages: Sequence[Message]) -> list[bytes]:
     return data
 
 
-def _same(data: bytes) -> bytes:
-    return data
-
-
 async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[str, str]:
     """Holds one conversation; returns why it was refused, and what is wrong with its end; empty: not, and nothing."""
-    kind = _KINDS[method]
-    call = getattr(stubs.channel, kind)(f"/skerry.v1.{method}", _same, _same)
+    sends_stream, gets_stream = _METHODS[method].client_streaming, _METHODS[method].server_streaming
+    kind = "_".join("stream" if is_stream else "unary" for is_stream in (sends_stream, gets_stream))
+    call = getattr(stubs.channel, kind)(f"/skerry.v1.{method}", None, None)
     is_endless = method in {"Exchange/Watch", "Exchange/Attach"}
     timeout_s = 0.05 if is_endless else _ANSWERED_WITHIN_S
     try:
-        answer = call(iter(data) if kind.startswith("stream") else data[0], timeout=timeout_s)
-        if kind.endswith("stream"):
+        answer = call(iter(data) if sends_stream else data[0], timeout=timeout_s)
+        if gets_stream:
             async for _ in answer:
                 pass
         else:
@@ -287,31 +276,13 @@ class _Liar(GrpcTransport):
         self.told = [*self.told[-20:], lie]
         return lie
 
-    async def attach(
-        self, requests: AsyncIterator[exchange.AttachRequest]
-    ) -> AsyncGenerator[exchange.AttachResponse, None]:
-        async for answer in super().attach(requests):
-            yield self._changed(answer)
+    async def ask(self, *arguments: Any, **options: Any) -> Any:
+        return self._changed(await super().ask(*arguments, **options))
 
-    async def push_delta(self, requests: AsyncIterator[exchange.PushDeltaRequest]) -> exchange.PushDeltaResponse:
-        return self._changed(await super().push_delta(requests))
-
-    async def query_push(self, request: exchange.QueryPushRequest, *, timeout_s: float) -> exchange.QueryPushResponse:
-        return self._changed(await super().query_push(request, timeout_s=timeout_s))
-
-    async def pull_fragment(
-        self, request: exchange.PullFragmentRequest
-    ) -> AsyncGenerator[exchange.PullFragmentResponse, None]:
-        async for answer in super().pull_fragment(request):
-            yield self._changed(answer)
-
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        return self._changed(await super().get_capabilities(request, timeout_s=timeout_s))
-
-    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
-        return self._changed(await super().get_run(request, timeout_s=timeout_s))
+    async def _stream(self, *arguments: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(super()._stream(*arguments, **options)) as answers:
+            async for answer in answers:
+                yield self._changed(answer)
 
 
 @contextlib.asynccontextmanager

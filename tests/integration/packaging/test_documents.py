@@ -45,11 +45,6 @@ def test_every_command_line_of_the_documents_is_understood(line: str) -> None:
     command.make_context(context.info_name, list(words), parent=context.parent)
 
 
-def test_every_make_target_of_the_documents_exists() -> None:
-    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {shlex.split(line)[1] for line in command_lines("make")} <= targets
-
-
 def test_the_loop_of_the_readme_trains_and_its_steps_are_merged() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(2000, 4)
@@ -79,9 +74,3 @@ def test_a_virtual_environment_that_make_did_not_make_is_touched_by_no_target(ta
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     done = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert not re.search(r"(?<![\w/])\.venv(?![\w-])", done.stdout)
-
-
-def test_the_site_is_built_without_the_environment_of_the_tests() -> None:
-    done = subprocess.run(["make", "-n", "-W", "pyproject.toml", "docs"], cwd=ROOT, capture_output=True, text=True)  # noqa: PLW1510
-    assert done.returncode == 0
-    assert ".venv" not in done.stdout

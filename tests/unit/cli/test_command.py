@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from skerry.cli import failures, main, settings
 from skerry.cli.main import cli
@@ -66,72 +64,31 @@ def test_every_help_has_an_example_that_names_the_command(
 
 
 @pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
-def test_every_option_has_its_variable_and_its_key_in_the_settings_file(
+def test_every_option_and_the_run_have_a_variable_and_a_key_in_the_settings_file(
     words: tuple[str, ...], command: click.Command
 ) -> None:
-    for option in command.params:
-        if not isinstance(option, click.Option) or option.name == "yes":
+    for parameter in command.params:
+        if parameter.name == "yes" or (isinstance(parameter, click.Argument) and parameter.name != "run"):
             continue
-        assert str(option.envvar).startswith("SKERRY_"), f"{words} {option.opts}"
-        key = next(name[2:] for name in option.opts if name.startswith("--"))
-        table: dict[str, Any] = {key: "said"}
+        assert str(parameter.envvar).startswith("SKERRY_"), f"{words} {parameter.opts}"
+        key = next((name[2:] for name in parameter.opts if name.startswith("--")), parameter.name)
+        table: dict[str, Any] = {str(key): "said"}
         for word in reversed(words):
             table = {word: table}
-        for file in ({key: "said"}, table):
+        for file in ({str(key): "said"}, table):
             defaults: Any = settings.defaults(file, main.every_command())
             for word in words:
                 defaults = defaults[word]
-            assert defaults[option.name] == "said", f"{words} {key}"
+            assert defaults[parameter.name] == "said", f"{words} {key}"
 
 
-# What each command about a run needs besides its name.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "export": ("--out", "out"),
-    "gc": (),
-    "log": (),
-    "rollback": ("--to", "1"),
-    "runs close": (),
-    "runs create": ("--weights", "weights"),
-    "runs delete": ("--yes",),
-    "runs pin": (),
-    "runs policy": (),
-    "runs show": (),
-    "runs versions": ("--fragment", "embedding"),
-    "verify": (),
-    "watch": ("--patience", "0.1"),
-}
-
-
-def test_a_run_is_the_first_argument_of_every_command_and_an_option_of_none() -> None:
-    arguments = {
-        " ".join(words): [one.name for one in command.params if isinstance(one, click.Argument)]
-        for words, command in every_command()
-    }
-    assert {words for words, names in arguments.items() if names[:1] == ["run"]} == {*_NEEDED, "learn"}
-    assert not [words for words, names in arguments.items() if "run" in names[1:]]
-    assert not [words for words, command in every_command() if any("--run" in one.opts for one in command.params)]
-
-
-@pytest.mark.parametrize("words", _NEEDED)
-def test_every_command_takes_the_run_from_the_environment_and_the_file(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_file({"embedding": np.ones((8, 8), np.float32)}, tmp_path / "weights")
-    places = "target = '127.0.0.1:1'\nstore = 'file:///nowhere'\ntimeout = 1\n"
-
-    def status(settings_text: str) -> int:
-        (tmp_path / "skerry.toml").write_text(places + settings_text, encoding="utf-8")
-        return failures.run(cli, [*words.split(), *_NEEDED[words]])
-
-    # A command that knows its run finds neither a syncer nor a store.
-    nowhere = (failures.ExitStatus.TRY_AGAIN, failures.ExitStatus.REFUSED)
-    if words != "gc":  # which can be about all runs
-        assert status("") == failures.ExitStatus.USAGE
-    assert status("run = 'demo'\n") in nowhere
-    assert status(f"[{words.replace(' ', '.')}]\nrun = 'demo'\n") in nowhere
-    monkeypatch.setenv("SKERRY_RUN", "demo")
-    assert status("") in nowhere
+def test_a_run_is_the_first_argument_and_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, command in every_command():
+        arguments = [param.name for param in command.params if isinstance(param, click.Argument)]
+        assert "run" not in arguments[1:], words
+        assert not any("--run" in param.opts for param in command.params), words
+    assert failures.run(cli, ["runs", "show"]) == failures.ExitStatus.USAGE
+    assert "the run is missing. Name it as the argument, in SKERRY_RUN" in capsys.readouterr().err
 
 
 def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None:

@@ -114,20 +114,6 @@ async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_
     assert "[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
 
 
-async def test_last_work_that_a_full_store_does_not_take_is_a_failure(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        async with serve_process(f"file://{disk}/store", tmp_path) as server:
-            words = (*_SMALL, "fit", "--target", address(server), "--inner-steps", "4", "--log-every", "5")
-            folder = ("--work-dir", tmp_path / "work", "--flush-timeout", "1")
-            async with learning(*words, *_LONG, *folder) as learner:
-                await learner.says("step=20")
-                fill(disk)
-                await learner.says("reason=STORE_FULL")
-                status, rest = await learner.ended(signal.SIGTERM)
-    assert status == 1
-    assert "error: trained to the end, but the syncer did not take the last work within 1 s. steps=" in rest
-
-
 async def test_a_run_that_a_full_store_can_not_take_is_refused_at_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with serve_process(f"file://{disk}/store", tmp_path) as server:

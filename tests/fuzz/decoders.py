@@ -42,10 +42,10 @@ from skerry_syncer.run.events import learner_message
 from skerry_syncer.run.parts import ArrivingPart
 from skerry_syncer.store import store
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
+from skerry_syncer.store.log.checkpoints import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.entries import Entry, RunSpec
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.retention import kept_names, oldest_versions
-from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.fuzz.mutations import mutated_bytes, mutated_frames, mutated_json, mutated_message, pick

@@ -15,7 +15,7 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import StoreError
-from skerry_syncer.store.log.checkpoints import checkpoint_of
+from skerry_syncer.store.log.checkpoints import checkpoint_of, state_to_bytes
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     CollectedItem,
@@ -34,7 +34,6 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.retention import has_weights_at
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.run import Run

@@ -11,11 +11,11 @@ from skerry_syncer.store.log.checkpoints import (
     checkpoint_of,
     is_due,
     newest_state,
+    state_to_bytes,
     write_checkpoint,
 )
 from skerry_syncer.store.log.entries import Entry, RunSpec, entry_name, run_prefix
 from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.saved import state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from tests.simulation.virtual_time import run_virtual
 from tests.support.log_bench import Bench

@@ -12,7 +12,7 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log import retention
-from skerry_syncer.store.log.checkpoints import checkpoint_of
+from skerry_syncer.store.log.checkpoints import checkpoint_of, state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.entries import (
     CheckpointItem,
     CollectedItem,
@@ -34,7 +34,6 @@ from skerry_syncer.store.log.retention import (
     oldest_versions,
 )
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.saved import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect, plan_collection

@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import zstandard
 
 from skerry.wire.errors import FrameError, WireReason
-from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.layout import FragmentLayout, TensorSpec, blocks_of
 
 T = TypeVar("T")
 
@@ -198,36 +198,30 @@ def _whole(codec: Codec, encoding: Encoding, start: int, stop: int) -> Cut:
 
 
 def cut_parts(layout: FragmentLayout, encoding: Encoding, part_size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield `(first, numel)` of parts that cover the fragment, as large as surely fit `part_size_bytes` of frames.
+    """Yield `(first, numel)` of parts that cover the fragment, nearly as large as surely fit `part_size_bytes`.
 
     A part holds one block at least, whatever its size.
     """
     first = 0
     while first < layout.numel:
-        stop = _fitting(layout, encoding, first, part_size_bytes)
+        stop = _last_fitting(layout, encoding, first, part_size_bytes)
         yield first, stop - first
         first = stop
 
 
-def _fitting(layout: FragmentLayout, encoding: Encoding, first: int, size_bytes: int) -> int:
-    """Return where a part from `first` on ends, if nothing compresses and each tensor begins a frame.
-
-    Frames that span tensors are cut a little earlier than those of one tensor; two headers are spared for that.
-    """
-    stop, room = first, size_bytes - 2 * HEADER_SIZE
-    for index, low, high in layout.ranges(first, layout.numel - first):
-        codec = encoding.codec_for(layout.tensors[index])
-        grain = encoding.block if codec.has_blocks else 1
-        frame_numel = MAX_FRAME_NUMEL - MAX_FRAME_NUMEL % grain
-        frame_bytes = HEADER_SIZE + codec.raw_size(frame_numel, frame_numel // grain)
-        frame_count, left = divmod(max(0, room), frame_bytes)
-        most = codec.raw_size(grain, 1)
-        numel = frame_count * frame_numel + max(0, left - HEADER_SIZE) // most * grain
-        if stop == first:
-            numel = max(numel, grain)
-        if low + numel < high:
-            return low + numel
-        stop = high
-        full, rest = divmod(high - low, frame_numel)
-        room -= full * frame_bytes + (HEADER_SIZE + codec.raw_size(rest, -(-rest // grain)) if rest else 0)
+def _last_fitting(layout: FragmentLayout, encoding: Encoding, first: int, size_bytes: int) -> int:
+    """Return where a part from `first` on ends, if nothing compresses."""
+    block = encoding.block if encoding.codec.has_blocks else 1
+    numel = 8 * size_bytes // encoding.codec.bits
+    while (stop := layout.boundary_at_or_before(first + numel, block)) > first:
+        actual_bytes = sum(_frame_bytes(layout, cut) for cut in cut_frames(layout, encoding, first, stop - first))
+        if actual_bytes <= size_bytes:
+            return stop
+        numel = (stop - first) * size_bytes // actual_bytes
+    _, _, stop = next(layout.ranges(first, block))
     return stop
+
+
+def _frame_bytes(layout: FragmentLayout, cut: Cut) -> int:
+    block_count = blocks_of(layout, cut.first, cut.numel, cut.block).count if cut.block else 0
+    return HEADER_SIZE + cut.codec.raw_size(cut.numel, block_count)

@@ -135,7 +135,7 @@ class FragmentLayout:
         start = max(first, 0)
         index = self.tensor_at(start)
         while start < stop:
-            end = min(self.offsets[index] + self.tensors[index].numel, stop)
+            end = min(self.offsets[index] + self.sizes[index], stop)
             if end > start:
                 yield index, start, end
                 start = end

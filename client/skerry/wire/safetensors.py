@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from operator import index as index_of
 from pathlib import Path
@@ -164,14 +165,6 @@ def read_file_header(path: Path) -> dict[str, FileTensor]:
     return found
 
 
-class _Place(NamedTuple):
-    """Bytes `[begin, end)` of the file's data belong at byte `target` of the fragment's vector."""
-
-    begin: int
-    end: int
-    target: int
-
-
 class TensorFileReader:
     """Copies the tensors of a file into a fragment's flat vector while the file's bytes arrive.
 
@@ -190,11 +183,9 @@ class TensorFileReader:
         self._layout = layout
         self._first = first
         self._numel = numel
-        self._target = out.view(np.uint8)
+        self._target = out.data.cast("B")
         self._header = bytearray()
-        self._places: Iterator[_Place] | None = None  # None until the header is whole
-        self._place = _Place(0, 0, 0)
-        self._position = 0  # bytes of data that were copied
+        self._left: deque[memoryview] | None = None  # of the target, in the order of the file; None: no whole header
 
     def feed(self, data: bytes | memoryview) -> None:
         """Takes the next bytes of the file.
@@ -202,26 +193,24 @@ class TensorFileReader:
         Raises:
             TensorFileError: the file is not what it must be; `out` is then of no use.
         """
-        source = np.frombuffer(data, np.uint8)
-        if self._places is None:
+        if self._left is None:
             self._header += data
             size = self._header_size()
             if len(self._header) < size:
                 return
-            source = np.frombuffer(self._header[size:], np.uint8)
-            self._places = iter(self._parse(self._header[_SIZE.size : size]))
+            self._left = deque(self._parse(self._header[_SIZE.size : size]))
+            data = bytes(self._header[size:])
             self._header.clear()
-        while len(source):
-            if self._position == self._place.end:
-                following = next(self._places, None)
-                if following is None:
-                    raise TensorFileError(WireReason.LAYOUT, f"file has more data than its range. numel={self._numel}")
-                self._place = following
-            count = min(len(source), self._place.end - self._position)
-            at = self._place.target + self._position - self._place.begin
-            self._target[at : at + count] = source[:count]
-            self._position += count
-            source = source[count:]
+        rest = memoryview(data)
+        while rest:
+            if not self._left:
+                raise TensorFileError(WireReason.LAYOUT, f"file has more data than its range. numel={self._numel}")
+            place = self._left.popleft()
+            count = min(len(rest), len(place))
+            place[:count] = rest[:count]
+            rest = rest[count:]
+            if count < len(place):
+                self._left.appendleft(place[count:])
 
     def finish(self) -> None:
         """Checks that the file has ended where it must.
@@ -229,11 +218,9 @@ class TensorFileReader:
         Raises:
             TensorFileError: TRUNCATED: bytes are missing.
         """
-        if self._places is None or self._position != 4 * self._numel:
-            raise TensorFileError(
-                WireReason.TRUNCATED,
-                f"file ends early. expected_data_bytes={4 * self._numel}, actual={self._position}",
-            )
+        if self._left is None or self._left:
+            missing_bytes = sum(map(len, self._left or ()))
+            raise TensorFileError(WireReason.TRUNCATED, f"file ends early. missing_data_bytes={missing_bytes}")
 
     def _header_size(self) -> int:
         """Returns the bytes before the data, or those of the size field while that is not whole."""
@@ -247,23 +234,23 @@ class TensorFileReader:
             )
         return _SIZE.size + int(size)
 
-    def _parse(self, header: bytearray) -> list[_Place]:
-        """Returns where the data of each tensor belongs, in the order of the file."""
+    def _parse(self, header: bytearray) -> Iterator[memoryview]:
+        """Yields where the data of each tensor belongs, in the order of the file."""
         try:
-            values = json.loads(header)
-            places = sorted(self._places_of(values))
+            places = sorted(self._places(json.loads(header)))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise TensorFileError(WireReason.BAD_HEADER, f"header can't be read. cause={error!r}") from error
-        at = 0
-        for place in places:
-            if place.begin != at:
+        position = 0
+        for begin, end, start in places:
+            if begin != position:
                 raise TensorFileError(
-                    WireReason.LAYOUT, f"tensors overlap or leave a gap. expected_begin={at}, begin={place.begin}"
+                    WireReason.LAYOUT, f"tensors overlap or leave a gap. expected_begin={position}, begin={begin}"
                 )
-            at = place.end
-        return places
+            yield self._target[4 * start : 4 * start + end - begin]
+            position = end
 
-    def _places_of(self, header: Mapping[str, Any]) -> Iterator[_Place]:
+    def _places(self, header: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+        """Yields of each tensor where its bytes begin and end in the data, and its first element in the fragment."""
         ranges = list(self._layout.ranges(self._first, self._numel))
         names = [self._layout.tensors[index].name for index, _, _ in ranges]
         for index, start, stop in ranges:
@@ -277,4 +264,4 @@ class TensorFileReader:
                     f"tensor does not fit the fragment, or its range cuts it. tensor={spec.name}, "
                     f"shape={spec.shape}, range={start}..{stop}, entry={entry!r:.200}",
                 )
-            yield _Place(begin, end, 4 * start)
+            yield begin, end, start

@@ -7,9 +7,9 @@ receive the one message of a unary call before the caller is known, and hold an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -92,14 +92,14 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             allowance = self._allowances.of(client_uri(context) or context.peer() or "")
             await allowance.take(FOLLOWING_CALLS if method in _FOLLOWING else 1)
             self._identify(path, context)
-            messages = _Messages(self, handler, method, requests, allowance, is_own=path.startswith(_OWN))
-            answers = serving(messages if handler.request_streaming else await messages.only(), context)
-            if handler.response_streaming:
-                async with aclosing(answers):
-                    async for answer in answers:
-                        await self._send(answer, method, context, allowance)
-            else:
-                await self._send(await answers, method, context, allowance)
+            async with aclosing(self._messages(handler, path, requests, allowance)) as messages:
+                answers = serving(messages if handler.request_streaming else await _only(messages), context)
+                if handler.response_streaming:
+                    async with aclosing(answers):
+                        async for answer in answers:
+                            await self._send(answer, method, context, allowance)
+                else:
+                    await self._send(await answers, method, context, allowance)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except grpc.aio.BaseError as error:  # gRPC could not send
@@ -118,11 +118,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             return
         caller = identity_of(context)
         CALLER.set(caller)
-        self.check_denied()
+        self._check_denied()
         if path.startswith(_OWN):
             check_role(path.removeprefix(_OWN), caller)
 
-    def check_denied(self) -> None:
+    def _check_denied(self) -> None:
         """Raises SyncerError, PERMISSION_DENIED, if the caller is on the deny list now."""
         if self._deny_list is not None and (caller := CALLER.get()) is not None:
             self._deny_list.check(caller)
@@ -133,7 +133,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         Raises:
             SyncerError: TOO_SLOW: it has none for too long. It receives the error when it reads on.
         """
-        self.check_denied()
+        self._check_denied()
         data: bytes = answer.SerializeToString()
         self._metrics.sent_bytes.labels(method).inc(len(data))
         if method not in _BULK:
@@ -145,9 +145,30 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             message = f"the client did not read what it asked for. size_bytes={len(data)}"
             raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
 
-    def received(self, method: str, data: bytes) -> None:
-        """Counts a request."""
-        self._metrics.received_bytes.labels(method).inc(len(data))
+    async def _messages(
+        self, handler: Handler, path: str, requests: AsyncIterator[bytes], allowance: Allowance
+    ) -> AsyncGenerator[Any, None]:
+        """Yields the messages of a call: whole, in time, parsed, and allowed to their sender."""
+        parse, method, is_first = handler.request_deserializer, path.removeprefix(_OWN).lstrip("/"), True
+        assert parse is not None, "generated handlers have one"
+        while (data := await (_first_message(requests, allowance) if is_first else anext(requests, None))) is not None:
+            self._metrics.received_bytes.labels(method).inc(len(data))
+            if method not in _BULK:
+                allowance.spend(len(data))
+            if len(data) > MAX_MESSAGE_BYTES:
+                message = f"message is too large. limit_bytes={MAX_MESSAGE_BYTES}, size_bytes={len(data)}"
+                raise SyncerError("TOO_LARGE", message)
+            try:
+                request = parse(data)
+            except DecodeError:
+                raise bad_request("message can't be parsed; is it a protobuf message of the method's type?") from None
+            self._check_denied()
+            if is_first and path.startswith(_OWN) and (caller := CALLER.get()) is not None:
+                check_message(method, caller, request)
+            is_first = False
+            yield request
+            if method not in _BULK:
+                await allowance.take()
 
     def _refused(self, error: Exception, method: str, context: Context) -> status_pb2.Status:
         """Returns the status for `error`, once it is counted and logged."""
@@ -165,68 +186,25 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         return status
 
 
-class _Messages:
-    """The messages of a call: whole, in time, parsed, and allowed to their sender."""
+async def _only(messages: AsyncIterator[Any]) -> Any:
+    """Returns the message of a method that takes one."""
+    async for message in messages:
+        return message
+    raise bad_request("the call has no message")
 
-    def __init__(
-        self,
-        interceptor: Interceptor,
-        handler: Handler,
-        method: str,
-        requests: AsyncIterator[bytes],
-        allowance: Allowance,
-        *,
-        is_own: bool,
-    ) -> None:
-        self._interceptor = interceptor
-        self._parse = handler.request_deserializer
-        self._method = method
-        self._requests = requests
-        self._allowance = allowance
-        self._is_own = is_own
-        self._is_first = True
 
-    def __aiter__(self) -> Self:
-        return self
+async def _first_message(requests: AsyncIterator[bytes], allowance: Allowance) -> bytes | None:
+    """Returns a call's first message, or None if it has none.
 
-    async def __anext__(self) -> Any:
-        if self._is_first:
-            data = await self._first()
-        else:
-            if self._method not in _BULK:
-                await self._allowance.take()
-            data = await anext(self._requests)
-        self._interceptor.received(self._method, data)
-        if self._method not in _BULK:
-            self._allowance.spend(len(data))
-        if len(data) > MAX_MESSAGE_BYTES:
-            message = f"message is too large. limit_bytes={MAX_MESSAGE_BYTES}, size_bytes={len(data)}"
-            raise SyncerError("TOO_LARGE", message)
-        assert self._parse is not None, "generated handlers have one"
-        try:
-            request = self._parse(data)
-        except DecodeError:
-            raise bad_request("message can't be parsed; is it a protobuf message of the method's type?") from None
-        self._interceptor.check_denied()
-        if self._is_first and self._is_own and (caller := CALLER.get()) is not None:
-            check_message(self._method, caller, request)
-        self._is_first = False
-        return request
-
-    async def _first(self) -> bytes:
-        try:
-            async with asyncio.timeout(FIRST_MESSAGE_S), self._allowance.arriving:
-                return await anext(self._requests)
-        except TimeoutError:
-            message = f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s"
-            raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
-
-    async def only(self) -> Any:
-        """Returns the message of a method that takes one."""
-        try:
-            return await anext(self)
-        except StopAsyncIteration:
-            raise bad_request("the call has no message") from None
+    Raises:
+        SyncerError: TOO_SLOW.
+    """
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S), allowance.arriving:
+            return await anext(requests, None)
+    except TimeoutError:
+        message = f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s"
+        raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
 
 
 def _forgotten(serve: Callable[[Any, Any], Awaitable[None]]) -> Callable[[Any, Any], Awaitable[None]]:

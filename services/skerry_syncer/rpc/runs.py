@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from skerry.runtime.logs import get_logger
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
-from skerry.wire.layout import BadNameError, check_id, check_name
+from skerry.wire.layout import BadNameError, FragmentLayout, check_id, check_name
 from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
+from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.access.caller import only_run
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
@@ -68,23 +69,15 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
     async def _create(self, request: runs_pb2.CreateRunRequest) -> RunReplica:
         try:
-            await self._host.workers.run(unpack_layout, request)
-        except ValueError as error:
-            raise SyncerError("SHAPE_MISMATCH", str(error)) from error
-        if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
-            raise SyncerError(
-                "TOO_LARGE",
-                "too many tensors, frozen ones included: keep those of a layer's experts in one tensor. "
-                f"limit={MAX_TENSOR_COUNT}, actual={count}",
-            )
-        try:
-            fragments, dtypes = await self._host.workers.run(layouts_from_messages, request.tensors, request.fragments)
-            untrained = await self._host.workers.run(untrained_from_messages, request.untrained)
+            fragments, dtypes, untrained = await self._host.workers.run(_layout_of, request)
         except BadNameError:
             raise
         except ValueError as error:
             raise SyncerError("SHAPE_MISMATCH", str(error)) from error
-        policy = _changed(request.policy, Policy())
+        try:
+            policy = policy_from_message(request.policy, Policy())
+        except ValueError as error:
+            raise bad_request(str(error)) from error
         uid = uid_of_draft(request.name, check_id(request.request_id, "request id"))
         spec = RunSpec(request.name, uid, fragments, dtypes, self._host.clock.unix_s(), untrained)
         return await create_run(self._host, spec, request.request_id, policy)
@@ -97,7 +90,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def GetRun(self, request: runs_pb2.GetRunRequest, context: Any) -> runs_pb2.GetRunResponse:
         """Returns a run and its learners; where there is none, names runs that are called nearly so."""
         try:
-            replica = await self._replica(request)
+            replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         except SyncerError as error:
             if error.reason != "RUN_NOT_FOUND" or only_run():  # one run's learners don't hear of others
                 raise
@@ -158,14 +151,14 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
     async def SetPolicy(self, request: runs_pb2.SetPolicyRequest, context: Any) -> runs_pb2.SetPolicyResponse:
         """Changes the policy."""
-        replica = await self._replica(request)
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         await set_policy(replica, request.request_id, lambda policy: policy_from_message(request.policy, policy))
         return runs_pb2.SetPolicyResponse(run=run_message(replica.state))
 
     async def ListVersions(self, request: runs_pb2.ListVersionsRequest, context: Any) -> runs_pb2.ListVersionsResponse:
         """Lists versions of a fragment, newest first."""
         count = _page_size(request.page_size)
-        replica = await self._replica(request)
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         fragment = fragment_of(replica.state, request.fragment)
         before = request.before_version or fragment.version + 1
         numbers = sorted((number for number in fragment.known() if number < before), reverse=True)[:count]
@@ -181,7 +174,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
         """Gives every fragment its next version with older content, or says how far that is."""
-        replica = await self._replica(request)
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         progress = await replica.roll_backs.roll_back(
             request.request_id, request.target_position, with_progress=request.with_progress
         )
@@ -192,7 +185,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
     async def CloseRun(self, request: runs_pb2.CloseRunRequest, context: Any) -> runs_pb2.CloseRunResponse:
         """Ends a run, and answers when it is closed."""
-        replica = await self._replica(request)
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         await close_run(replica)
         return runs_pb2.CloseRunResponse(run=run_message(replica.state))
 
@@ -201,22 +194,25 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         await delete_run(self._host, request.name, request.run_uid)
         return runs_pb2.DeleteRunResponse()
 
-    async def _replica(
-        self,
-        request: runs_pb2.GetRunRequest
-        | runs_pb2.SetPolicyRequest
-        | runs_pb2.ListVersionsRequest
-        | runs_pb2.RollBackRequest
-        | runs_pb2.CloseRunRequest,
-    ) -> RunReplica:
-        return await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
 
+def _layout_of(
+    request: runs_pb2.CreateRunRequest,
+) -> tuple[tuple[FragmentLayout, ...], dict[str, str], tuple[UntrainedTensor, ...]]:
+    """Returns the fragments, the element types by tensor name, and what else the model has.
 
-def _changed(message: types_pb2.Policy, base: Policy) -> Policy:
-    try:
-        return policy_from_message(message, base)
-    except ValueError as error:
-        raise bad_request(str(error)) from error
+    Raises:
+        SyncerError: TOO_LARGE.
+        ValueError: they are not legal.
+    """
+    unpack_layout(request)
+    if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
+        raise SyncerError(
+            "TOO_LARGE",
+            "too many tensors, frozen ones included: keep those of a layer's experts in one tensor. "
+            f"limit={MAX_TENSOR_COUNT}, actual={count}",
+        )
+    layouts, dtypes = layouts_from_messages(request.tensors, request.fragments)
+    return layouts, dtypes, untrained_from_messages(request.untrained)
 
 
 def _page_size(asked: int) -> int:

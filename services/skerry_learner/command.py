@@ -66,7 +66,7 @@ Examples:
 
 
 def _name(what: str) -> Parsed:
-    return Parsed("name", partial(check_name, what=what))
+    return Parsed("name", partial(check_name, kind=what))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -91,7 +91,7 @@ _POSITIVE_NUMBER = Number(min_open=True)
 @click.command("learn", epilog=_EPILOG)
 @click.option("--target", type=TARGET, default="127.0.0.1:50051", help=_TARGET_HELP)
 @with_tls
-@run_argument(partial(check_name, what="run"), default="demo")
+@run_argument(partial(check_name, kind="run"), default="demo")
 @click.option("--learner-id", type=_name("learner"), help=_LEARNER_ID_HELP)
 @click.option("--region", type=_name("region"), help="Where this learner is; for display only.")
 @click.option("--metrics", type=ADDRESS, metavar="HOST:PORT", help=_METRICS_HELP)

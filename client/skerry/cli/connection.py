@@ -38,6 +38,6 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
 
 
 # Gives a command its run as the keyword `run`.
-with_run: Final = run_argument(partial(check_name, what="run"))
+with_run: Final = run_argument(partial(check_name, kind="run"))
 # A run's uid, as an option's type.
-UID: Final = Parsed("uid", partial(check_id, what="uid"))
+UID: Final = Parsed("uid", partial(check_id, kind="uid"))

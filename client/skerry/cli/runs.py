@@ -121,7 +121,7 @@ def show(client: RunsClient, run: str) -> Answer:
 @click.option(
     "--fragment",
     required=True,
-    type=Parsed("fragment", partial(check_name, what="fragment")),
+    type=Parsed("fragment", partial(check_name, kind="fragment")),
     help="The fragment's name; `skerry runs show` lists them.",
 )
 @click.option("--limit", type=Count(1, 1000), default=20, help="How many versions to list.")

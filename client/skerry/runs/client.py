@@ -86,14 +86,14 @@ class RunsClient:
 
     def capabilities(self) -> GetCapabilitiesResponse:
         """Returns the server's version, codecs and limits."""
-        return self._call(lambda at: at.capabilities.GetCapabilities, capabilities_pb2.GetCapabilitiesRequest())
+        return self._call(lambda stubs: stubs.capabilities.GetCapabilities, capabilities_pb2.GetCapabilitiesRequest())
 
     def get_run(self, name: str, *, uid: str | None = None) -> GetRunResponse:
         """Returns a run and its learners; with `uid`, only if the name is still that run's."""
         request = runs_pb2.GetRunRequest(name=name, run_uid=uid or "")
         if uid is not None:
             request.seen_position = self._seen.get(uid, 0)
-        response = self._call(lambda at: at.runs.GetRun, request)
+        response = self._call(lambda stubs: stubs.runs.GetRun, request)
         self._seen_run(response.run)
         return response
 
@@ -106,7 +106,7 @@ class RunsClient:
         runs: list[Run] = []
         request = runs_pb2.ListRunsRequest(page_size=_PAGE_SIZE)
         while True:
-            response = self._call(lambda at: at.runs.ListRuns, request)
+            response = self._call(lambda stubs: stubs.runs.ListRuns, request)
             runs.extend(map(_unpacked, response.runs))
             if not response.next_page_token:
                 return runs
@@ -152,7 +152,7 @@ class RunsClient:
         request = runs_pb2.SetPolicyRequest(
             request_id=self._entropy.hex_id(), name=name, policy=_changes(base, policy), **self._known(name)
         )
-        run = self._seen_run(self._call(lambda at: at.runs.SetPolicy, request).run)
+        run = self._seen_run(self._call(lambda stubs: stubs.runs.SetPolicy, request).run)
         return policy_of(run.policy, Policy())
 
     def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
@@ -161,7 +161,7 @@ class RunsClient:
             name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
         )
         while True:
-            response = self._call(lambda at: at.runs.ListVersions, request)
+            response = self._call(lambda stubs: stubs.runs.ListVersions, request)
             yield from response.versions
             if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
                 return
@@ -176,13 +176,13 @@ class RunsClient:
         run = self.get_run(name).run
         versions: list[FragmentVersion] = []
         for fragment in run.fragments:
-            known = (one for one in self.list_versions(name, fragment.name) if one.position <= position)
-            if position > run.position or (found := next(known, None)) is None:
+            records = (record for record in self.list_versions(name, fragment.name) if record.position <= position)
+            if position > run.position or (newest := next(records, None)) is None:
                 raise RefusedError(
                     "VERSION_NOT_FOUND",
                     f"the run has no weights at that position. position={position}, end={run.position}",
                 )
-            versions.append(found.version)
+            versions.append(newest.version)
         del run.versions[:]
         run.versions.extend(versions)
         run.position = position
@@ -237,7 +237,7 @@ class RunsClient:
             **self._known(name),
         )
         while True:
-            response = self._call(lambda at: at.runs.RollBack, request)
+            response = self._call(lambda stubs: stubs.runs.RollBack, request)
             run = self._seen_run(response.run)
             if not response.HasField("progress"):
                 return run
@@ -247,11 +247,11 @@ class RunsClient:
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""
         request = runs_pb2.CloseRunRequest(name=name, **self._known(name))
-        return self._seen_run(self._call(lambda at: at.runs.CloseRun, request).run)
+        return self._seen_run(self._call(lambda stubs: stubs.runs.CloseRun, request).run)
 
     def delete_run(self, name: str, uid: str) -> None:
         """Takes the name away from the run, if it still has this uid."""
-        self._call(lambda at: at.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
+        self._call(lambda stubs: stubs.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
     def watch(self, name: str, *, after_position: int = 0) -> Iterator[WatchStart | Event]:
@@ -287,7 +287,9 @@ class RunsClient:
     def _call(self, method: Callable[[Connection], Callable[..., Awaitable[R]]], request: object) -> R:
         """Returns the answer to `request` of the method that `method` takes from a connection's stubs."""
         ask, timeout_s = self._transport.ask, self._timeout_s
-        return self._thread.run(self._calls.retry.call(lambda: ask(lambda at: method(at)(request, timeout=timeout_s))))
+        return self._thread.run(
+            self._calls.retry.call(lambda: ask(lambda stubs: method(stubs)(request, timeout=timeout_s)))
+        )
 
 
 def _unpacked(run: Run) -> Run:
@@ -308,7 +310,7 @@ def _changes(base: Policy | None, policy: Policy) -> types_pb2.Policy:
         if getattr(message, field.name) == value:
             message.ClearField(field.name)  # type: ignore[arg-type]  # the name of any field
     pins, old_pins = set(policy.pinned_positions), set(base.pinned_positions)
-    message.pinned_positions[:] = [*sorted(pins - old_pins), *(-at for at in sorted(old_pins - pins))]
+    message.pinned_positions[:] = [*sorted(pins - old_pins), *(-pin for pin in sorted(old_pins - pins))]
     for fragment in old.merge_by_fragment:
         if fragment not in policy.merge_by_fragment:
             message.merge_by_fragment[fragment] = types_pb2.MERGE_RULE_UNSPECIFIED  # takes the rule away

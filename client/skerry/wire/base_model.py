@@ -35,6 +35,11 @@ class BaseTensor:
     path: Path
     place: FileTensor
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element; 0 if there is none."""
+        return self.place.size_bytes // max(1, math.prod(self.place.shape))
+
     def pieces(self) -> Iterator[bytes]:
         """Yields its bytes."""
         left = self.place.size_bytes
@@ -49,10 +54,9 @@ class BaseTensor:
 
     def checksum(self) -> int:
         """Returns the checksum of its values."""
-        item_bytes = self.place.size_bytes // max(1, math.prod(self.place.shape))
-        kind = "u1" if item_bytes == 1 else f"<i{item_bytes}"
         if not self.place.size_bytes:
-            return values_checksum(np.empty(self.place.shape, np.uint8))
+            return 0
+        kind = "u1" if self.item_bytes == 1 else f"<i{self.item_bytes}"
         return values_checksum(
             np.memmap(self.path, kind, mode="r", offset=self.place.offset, shape=self.place.shape or (1,))
         )
@@ -80,28 +84,24 @@ class BaseModel:
             OSError: a file can't be read.
             TensorFileError: a file is no safetensors file.
         """
-        found: dict[str, BaseTensor] = {}
+        in_files: dict[str, BaseTensor] = {}
         for path in paths:
             for name, place in read_file_header(path).items():
-                found.setdefault(name, BaseTensor(path, place))
-        self._recorded = {one.name: one for one in untrained}
-        self.missing = [name for name in self._recorded if name not in found]
-        self.unknown = [name for name in found if name not in self._recorded and name not in trained]
+                in_files.setdefault(name, BaseTensor(path, place))
+        self._recorded = {tensor.name: tensor for tensor in untrained}
+        self.missing = [name for name in self._recorded if name not in in_files]
+        self.unknown = [name for name in in_files if name not in self._recorded and name not in trained]
         self.other: list[str] = []
         taken = self._recorded.keys() if self._recorded else set(self.unknown)
-        self.tensors = {name: one for name, one in found.items() if name in taken}
+        self.tensors = {name: tensor for name, tensor in in_files.items() if name in taken}
 
     def wide(self, *, is_wide: bool) -> dict[str, BaseTensor]:
         """Returns the tensors whose elements have at least four bytes, or those whose have fewer.
 
         A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
         """
-
-        def item_bytes(one: BaseTensor) -> float:
-            return one.place.size_bytes / max(1, math.prod(one.place.shape))
-
-        ordered = sorted(self.tensors.items(), key=lambda pair: -item_bytes(pair[1]))
-        return {name: one for name, one in ordered if (item_bytes(one) >= 4) == is_wide}
+        ordered = sorted(self.tensors.items(), key=lambda pair: -pair[1].item_bytes)
+        return {name: tensor for name, tensor in ordered if (tensor.item_bytes >= 4) == is_wide}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yields a tensor's bytes, and takes note if they are not those of the run's creator."""
@@ -114,16 +114,13 @@ class BaseModel:
 
     def remarks(self) -> Iterator[str]:
         """Yields in what way an export is not the whole model of the run's creator, once all tensors were read."""
-
-        def said(what: str, names: Sequence[str]) -> Iterator[str]:
+        advice = "no file of --base has them" if self.tensors else "give the file that has them as --base"
+        were = "were taken" if set(self.unknown) <= self.tensors.keys() else "were left out"
+        for remark, names in (
+            (f"the export lacks tensors that the model has and the run does not train: {advice}", self.missing),
+            ("tensors of --base are not those that the run was created with", self.other),
+            (f"tensors of --base that the run does not know of {were}", self.unknown),
+        ):
             if names:
                 more = ", …" if len(names) > _NAMED else ""
-                yield f"{what}. tensors={len(names)}, names={', '.join(names[:_NAMED])}{more}"
-
-        given = "no file of --base has them" if self.tensors else "give the file that has them as --base"
-        yield from said(
-            f"the export lacks tensors that the model has and the run does not train: {given}", self.missing
-        )
-        yield from said("tensors of --base are not those that the run was created with", self.other)
-        was = "were taken" if set(self.unknown) <= self.tensors.keys() else "were left out"
-        yield from said(f"tensors of --base that the run does not know of {was}", self.unknown)
+                yield f"{remark}. tensors={len(names)}, names={', '.join(names[:_NAMED])}{more}"

@@ -182,12 +182,12 @@ def _cut(layout: FragmentLayout, encoding: Encoding, first: int, numel: int) -> 
             start = filled
         codec = tensor_codec
         grain = encoding.block if codec.has_blocks else 1
-        at = low
+        edge = low
         while high - start > MAX_FRAME_NUMEL:
-            room = start + MAX_FRAME_NUMEL - at
-            at += room - room % grain
-            yield _whole(codec, encoding, start, at)
-            start = at
+            room = start + MAX_FRAME_NUMEL - edge
+            edge += room - room % grain
+            yield _whole(codec, encoding, start, edge)
+            start = edge
         filled = high
     if codec is not None and filled > start:
         yield _whole(codec, encoding, start, filled)

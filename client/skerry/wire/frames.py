@@ -284,15 +284,15 @@ def decode_frames(
             past the range, TRUNCATED when they end before it does. `out` is then of no use.
     """
     check_range_array("out", out)
-    at = first
+    position = first
     for frame in parse_frames(buffer):
-        if frame.first != at or frame.first + frame.numel > first + len(out):
-            msg = f"frame out of place. expected_first={at}, first={frame.first}, numel={frame.numel}"
+        if frame.first != position or frame.first + frame.numel > first + len(out):
+            msg = f"frame out of place. expected_first={position}, first={frame.first}, numel={frame.numel}"
             raise FrameError(WireReason.LAYOUT, msg)
-        decode_frame(frame, layout, out[at - first : at - first + frame.numel], digest=digest)
-        at += frame.numel
-    if at != first + len(out):
-        msg = f"frames end before their range does. expected={first + len(out)}, actual={at}"
+        decode_frame(frame, layout, out[position - first : position - first + frame.numel], digest=digest)
+        position += frame.numel
+    if position != first + len(out):
+        msg = f"frames end before their range does. expected={first + len(out)}, actual={position}"
         raise FrameError(WireReason.TRUNCATED, msg)
 
 
@@ -378,12 +378,12 @@ class FrameReader:
         self._begun += rest[:missing]
         return rest[missing:]
 
-    def _following(self, data: bytearray | memoryview, at: int) -> FrameHeader:
+    def _following(self, data: bytearray | memoryview, position: int) -> FrameHeader:
         header = parse_header(data)
-        if header.first != at or header.first + header.numel > self._stop:
+        if header.first != position or header.first + header.numel > self._stop:
             raise FrameError(
                 WireReason.LAYOUT,
-                f"frame out of place. expected_first={at}, range_end={self._stop}, "
+                f"frame out of place. expected_first={position}, range_end={self._stop}, "
                 f"first={header.first}, numel={header.numel}",
             )
         return header

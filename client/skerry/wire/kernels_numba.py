@@ -96,27 +96,27 @@ def quantise(  # noqa: C901, PLR0912 - loops in functions of their own are not v
         if scale < smallest_scale:
             scale, divisor = _ZERO, _INFINITY
         scales[block] = scale
-        at = first
-        while at < stop:
+        element = first
+        while element < stop:
             # One element where a block begins in the middle of a byte.
-            n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
+            n = _ONE if bits < 8 and element & _ONE else min(np.uint64(_CHUNK), stop - element)
             for i in range(n):
-                buffer[i] = values[at + i] / divisor + _MAGIC
+                buffer[i] = values[element + i] / divisor + _MAGIC
             if is_decoded:
                 for i in range(n):
-                    decoded[at + i] = (buffer[i] - _MAGIC) * scale
+                    decoded[element + i] = (buffer[i] - _MAGIC) * scale
             if bits == 8:
                 for i in range(n):
-                    codes[at + i] = np.uint8(words[i])
-            elif at & _ONE:
-                codes[at >> _ONE] |= np.uint8((words[0] & 15) << 4)
+                    codes[element + i] = np.uint8(words[i])
+            elif element & _ONE:
+                codes[element >> _ONE] |= np.uint8((words[0] & 15) << 4)
             else:
-                byte = at >> _ONE
+                byte = element >> _ONE
                 for j in range(n >> _ONE):
                     codes[byte + j] = np.uint8((pairs[j] & _LOW_NIBBLE) | ((pairs[j] >> _SHIFT) & _HIGH_NIBBLE))
                 if n & _ONE:
                     codes[byte + (n >> _ONE)] = np.uint8(words[n - _ONE] & 15)
-            at += n
+            element += n
     return True
 
 
@@ -135,35 +135,35 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
     levels = np.empty(_CHUNK, np.int8)
     pairs = levels.view(np.uint16)
     for block in range(np.uint64(len(scales))):
-        at, stop, scale, coefficient = edges[block], edges[block + _ONE], scales[block], coefficients[block]
-        while at < stop:
-            n = _ONE if bits < 8 and at & _ONE else min(np.uint64(_CHUNK), stop - at)
-            byte = at >> _ONE
+        element, stop, scale, coefficient = edges[block], edges[block + _ONE], scales[block], coefficients[block]
+        while element < stop:
+            n = _ONE if bits < 8 and element & _ONE else min(np.uint64(_CHUNK), stop - element)
+            byte = element >> _ONE
             if bits == 8:
                 for i in range(n):
-                    levels[i] = np.int8(codes[at + i])
+                    levels[i] = np.int8(codes[element + i])
             else:
                 for j in range((n + _ONE) >> _ONE):
-                    pair = np.uint16(codes[byte + j] >> 4 if at & _ONE else codes[byte + j])
+                    pair = np.uint16(codes[byte + j] >> 4 if element & _ONE else codes[byte + j])
                     pair = (pair | (pair << np.uint16(4))) & np.uint16(0x0F0F)
                     # To signed bytes: of each, (nibble ^ 8) - 8, with a bit that keeps borrows apart.
                     pairs[j] = ((pair ^ np.uint16(0x8888)) - np.uint16(0x0808)) ^ np.uint16(0x8080)
             if use == STORE:
                 for i in range(n):
-                    out[at + i] = np.float32(levels[i]) * scale
+                    out[element + i] = np.float32(levels[i]) * scale
             elif use == SUBTRACT:
                 for i in range(n):
-                    out[at + i] = out[at + i] - np.float32(levels[i]) * scale
+                    out[element + i] = out[element + i] - np.float32(levels[i]) * scale
             elif use == SUBTRACT_FROM:
                 for i in range(n):
-                    out[at + i] = source[at + i] - np.float32(levels[i]) * scale
+                    out[element + i] = source[element + i] - np.float32(levels[i]) * scale
             elif use == STORE_SCALED:
                 for i in range(n):
-                    out[at + i] = np.float32(levels[i]) * scale * coefficient
+                    out[element + i] = np.float32(levels[i]) * scale * coefficient
             else:
                 for i in range(n):
-                    out[at + i] = out[at + i] + np.float32(levels[i]) * scale * coefficient
-            at += n
+                    out[element + i] = out[element + i] + np.float32(levels[i]) * scale * coefficient
+            element += n
 
 
 @_inlined

@@ -28,28 +28,28 @@ class BadNameError(ValueError):
     """A name or id that does not match its pattern; reason `BAD_NAME`."""
 
 
-def check_name(name: str, what: str) -> str:
-    """Returns `name` if it is a legal name of a `what` (run, fragment, learner, region).
+def check_name(name: str, kind: str) -> str:
+    """Returns `name` if it is a legal name of a `kind` (run, fragment, learner, region).
 
     Raises:
         BadNameError: it is not; nothing was done.
     """
     if _NAME.fullmatch(name) is None or ".." in name:
         raise BadNameError(
-            f"{what} name is not legal: use 1 to 64 of a-z 0-9 . _ -, starting and ending with a letter or digit, "
+            f"{kind} name is not legal: use 1 to 64 of a-z 0-9 . _ -, starting and ending with a letter or digit, "
             f"no '..'. name={name[:80]!r}"
         )
     return name
 
 
-def check_id(value: str, what: str) -> str:
+def check_id(value: str, kind: str) -> str:
     """Returns `value` if it is 32 lower-case hexadecimal digits.
 
     Raises:
         BadNameError: it is not; nothing was done. What it is instead may be a secret, and is not said.
     """
     if _ID.fullmatch(value) is None:
-        raise BadNameError(f"{what} is not legal: use 32 lower-case hexadecimal digits. length={len(value)}")
+        raise BadNameError(f"{kind} is not legal: use 32 lower-case hexadecimal digits. length={len(value)}")
     return value
 
 

@@ -71,11 +71,11 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor]
     """
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     offset = 0
-    for name, one in tensors.items():
-        if isinstance(one, FileTensor):
-            code, shape, size = one.code, one.shape, one.size_bytes
+    for name, tensor in tensors.items():
+        if isinstance(tensor, FileTensor):
+            code, shape, size = tensor.code, tensor.shape, tensor.size_bytes
         else:
-            dtype, shape = one
+            dtype, shape = tensor
             if dtype not in _DTYPES:
                 known = sorted(_DTYPES)
                 raise ValueError(f"element type can't be written. tensor={name}, dtype={dtype}, known={known}")
@@ -152,17 +152,18 @@ def read_file_header(path: Path) -> dict[str, FileTensor]:
             raise TensorFileError(WireReason.BAD_HEADER, f"not a safetensors file. path={path}")
         file.seek(_SIZE.size)
         text = file.read(size)
-    found: dict[str, FileTensor] = {}
+    tensors: dict[str, FileTensor] = {}
     try:
-        for name, one in json.loads(text).items():
+        for name, entry in json.loads(text).items():
             if name != _METADATA:
-                first, stop = (begin + index_of(at) for at in one["data_offsets"])
+                first, stop = (begin + index_of(offset) for offset in entry["data_offsets"])
                 if not begin <= first <= stop <= end:
                     raise ValueError(f"data is outside of the file. tensor={name}")
-                found[name] = FileTensor(str(one["dtype"]), tuple(map(index_of, one["shape"])), first, stop - first)
+                shape = tuple(map(index_of, entry["shape"]))
+                tensors[name] = FileTensor(str(entry["dtype"]), shape, first, stop - first)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TensorFileError(WireReason.BAD_HEADER, f"header can't be read. path={path}, cause={error!r}") from error
-    return found
+    return tensors
 
 
 class TensorFileReader:

@@ -307,7 +307,7 @@ def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, t
         with suppress(SyncerError):
             return plan_pull(fragment, condemned | unreadable, from_version=from_version, target_version=target)
     plan = plan_pull(fragment, condemned, from_version=from_version, target_version=target)
-    damaged = unreadable.intersection(one.ref.name for one in plan.objects)
+    damaged = unreadable.intersection(planned.ref.name for planned in plan.objects)
     if damaged:
         unreadable -= damaged
         raise UnreadableObjectError(min(damaged), f"no other way to the version. version={target}")

@@ -146,15 +146,15 @@ def plan_message(fragment: FragmentState, plan: PullPlan, position: int) -> exch
         target=version_message(fragment.layout.name, plan.target.version, plan.target.digest),
         objects=[
             exchange_pb2.PlanObject(
-                name=one.ref.name,
-                kind=exchange_pb2.OBJECT_KIND_SNAPSHOT if one.is_snapshot else exchange_pb2.OBJECT_KIND_UPDATE,
-                version=one.version,
-                first=one.ref.first,
-                numel=one.ref.numel,
-                size_bytes=one.ref.size_bytes,
-                digest=bytes.fromhex(one.ref.digest),
+                name=planned.ref.name,
+                kind=exchange_pb2.OBJECT_KIND_SNAPSHOT if planned.is_snapshot else exchange_pb2.OBJECT_KIND_UPDATE,
+                version=planned.version,
+                first=planned.ref.first,
+                numel=planned.ref.numel,
+                size_bytes=planned.ref.size_bytes,
+                digest=bytes.fromhex(planned.ref.digest),
             )
-            for one in plan.objects
+            for planned in plan.objects
         ],
         position=position,
     )

@@ -63,7 +63,7 @@ def _store_url(text: str) -> str:
 DURATION: Final = Parsed("duration", seconds)
 POSITION_OR_DURATION: Final = Parsed("position", position_or_seconds)
 STORE: Final = Parsed("url", _store_url)
-UID: Final = Parsed("uid", partial(check_id, what="uid"))
+UID: Final = Parsed("uid", partial(check_id, kind="uid"))
 
 
 def run_options(function: Function) -> Function:
@@ -79,7 +79,7 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
             type=UID,
             help="The run's uid, for a draft or a deleted run.  [default: the uid of the run that has the name]",
         ),
-        run_argument(partial(check_name, what="run"), is_optional=not is_run_required),
+        run_argument(partial(check_name, kind="run"), is_optional=not is_run_required),
         click.option(
             "--store",
             "store_url",

@@ -136,8 +136,7 @@ class SyncerServer:
         self._health.end()
         left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic_s() - started_s))
         await self._server.stop(left_s)
-        drain_s = round(self.host.clock.monotonic_s() - started_s, 3)
-        _LOG.info("drained", drain_s=drain_s, peak_part_bytes=self.host.budget.peak_bytes)
+        _LOG.info("drained", drain_s=round(self.host.clock.monotonic_s() - started_s, 3))
 
     async def stop(self) -> None:
         """Stops at once. Calls in flight are aborted; what was acknowledged is durable."""

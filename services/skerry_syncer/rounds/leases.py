@@ -73,8 +73,6 @@ class Leases:
             ValueError: not advice that this version reads; nothing was taken in.
         """
         heard = read_json(advice, _Advice)
-        if heard.format != FORMAT:
-            raise ValueError(f"advice is not readable. learner={learner}")
         known = self._leases.get(learner)
         lease = self._lease(learner, heard.session)
         if not lease.is_unpublished:

@@ -15,8 +15,6 @@ from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.run_log import RunLog
 
 _LOG: Final = get_logger(__name__)
-# Larger than any valid report. A larger object is not read.
-_MAX_ADVICE_BYTES: Final = 2**20
 
 
 class AdviceBoard:
@@ -36,7 +34,7 @@ class AdviceBoard:
         """
         for learner, advice in leases.unpublished():
             await self._publish(f"{self._folder}/{learner}/", advice)
-        listed = {i.name async for i in self._log.objects.list(self._folder) if i.size_bytes <= _MAX_ADVICE_BYTES}
+        listed = {info.name async for info in self._log.objects.list(self._folder)}
         self._known &= listed
         news = sorted(listed - self._known)
         for name in news:

@@ -39,7 +39,6 @@ class ByteBudget:
     def __init__(self, limit_bytes: int) -> None:
         """Reserves up to `limit_bytes` at a time; a larger request is let in alone."""
         self.limit_bytes = limit_bytes
-        self.peak_bytes = 0
         self._held: Counter[str] = Counter()
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
@@ -83,7 +82,6 @@ class ByteBudget:
                 self._held[client] += size_bytes
                 used_bytes += size_bytes
                 granted.set_result(None)
-        self.peak_bytes = max(self.peak_bytes, used_bytes)
 
 
 class ArrivingPart:

@@ -63,7 +63,7 @@ def reasons(plan: CollectionPlan) -> set[Why]:
     return {victim.why for victim in plan.victims}
 
 
-async def test_a_plan_changes_nothing(tmp_path: Path) -> None:
+async def test_a_plan_changes_nothing() -> None:
     driver = await trained(4)
     before, position = await stored_names(driver), driver.log.state.position
     plan = await plan_of(driver, keeping(1))()
@@ -85,39 +85,20 @@ async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
     assert again.victims == ()
 
 
-async def test_the_names_are_condemned_in_the_log_before_any_is_deleted() -> None:
+async def test_names_are_condemned_before_any_is_deleted_and_a_collection_that_died_then_is_finished() -> None:
     driver = await trained(4)
-    deleted_before_condemned: list[str] = []
-
-    class Watching(DictObjects):
-        async def delete(self, names: Sequence[str]) -> None:
-            condemned = {f"{driver.log.prefix}/{name}" for name in driver.log.state.condemned}
-            deleted_before_condemned.extend(set(names) - condemned)
-            await super().delete(names)
-
     assert isinstance(driver.objects, DictObjects)
-    watching = Watching()
-    watching.objects = driver.objects.objects
-    driver.log.objects = watching
-    went = await collect(driver.log, plan_of(driver, keeping(1)))
-    assert went.victims
-    assert deleted_before_condemned == []
-
-
-async def test_a_collection_that_died_after_condemning_is_finished_by_the_next() -> None:
-    driver = await trained(4)
 
     class Dying(DictObjects):
         async def delete(self, names: Sequence[str]) -> None:
+            assert set(names) == {f"{driver.log.prefix}/{name}" for name in driver.log.state.condemned}
             raise StoreUnavailableError("gone")
 
-    assert isinstance(driver.objects, DictObjects)
-    dying, alive = Dying(), driver.objects
-    dying.objects = alive.objects
-    driver.log.objects = dying
+    driver.log.objects = Dying()
+    driver.log.objects.objects = driver.objects.objects
     with pytest.raises(StoreUnavailableError):
         await collect(driver.log, plan_of(driver, keeping(1)))
-    driver.log.objects = alive
+    driver.log.objects = driver.objects
     went = await collect(driver.log, plan_of(driver, keeping(1)))
     assert reasons(went) == {Why.CONDEMNED}
 
@@ -159,18 +140,10 @@ class Interrupted(DictObjects):
         self.objects = shared.objects
         self._happen: Callable[[], Awaitable[object]] | None = happen
 
-    async def _interrupt(self, name: str) -> None:
-        happen, is_blob = self._happen, any(f"/{kind}/" in name for kind in ("deltas", "snapshots", "updates"))
-        if happen is not None and is_blob:
-            self._happen = None
-            await happen()
-
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
-        await self._interrupt(name)
-        return await super().get(name, length=length)
-
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        await self._interrupt(name)
+        happen, self._happen = self._happen, None
+        if happen is not None:
+            await happen()
         async for piece in super().stream(name, offset=offset):
             yield piece
 
@@ -185,23 +158,23 @@ async def reader_of(driver: Driver, happen: Callable[[], Awaitable[object]]) -> 
     return run
 
 
-async def _verify(run: Run, _: Path) -> None:
+async def _verify(run: Run) -> None:
     report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
     assert report.versions_checked > 0
 
 
-async def _weights(run: Run, _: Path) -> None:
+async def _weights(run: Run) -> None:
     fragment = run.state.fragments[FRAGMENT]
     await Replayer(run, FRAGMENT, InlineWorkers()).weights_at(fragment.version)
 
 
-async def _cold_replica(run: Run, _: Path) -> None:
+async def _cold_replica(run: Run) -> None:
     fragment = run.state.fragments[FRAGMENT]
     await OuterStates(run, InlineWorkers(), Scratch(None)).take(fragment, fragment.version)
 
 
-async def _roll_back(run: Run, _: Path) -> None:
+async def _roll_back(run: Run) -> None:
     fragment = run.state.fragments[FRAGMENT]
     await stored_again(run, fragment, fragment.newest, InlineWorkers())
 
@@ -211,7 +184,7 @@ READERS = [_verify, _weights, _cold_replica, _roll_back]
 
 @pytest.mark.parametrize("read", READERS)
 async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(
-    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run], Awaitable[None]],
 ) -> None:
     driver = await trained(8)
 
@@ -221,13 +194,13 @@ async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_anothe
         assert any("snapshots/" in victim.name for victim in went.victims)
 
     run = await reader_of(driver, happen)
-    await read(run, tmp_path)
+    await read(run)
     assert not run.blobs.unreadable
 
 
 @pytest.mark.parametrize("read", READERS)
 async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_damaged(
-    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run], Awaitable[None]],
 ) -> None:
     driver = await trained(8)
 
@@ -239,16 +212,16 @@ async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_da
 
     run = await reader_of(driver, happen)
     if read is _verify:
-        await read(run, tmp_path)
+        await read(run)
     else:
         with pytest.raises(ObjectMissingError, match="collected"):
-            await read(run, tmp_path)
+            await read(run)
     assert not run.blobs.unreadable
 
 
 @pytest.mark.parametrize("read", READERS)
 async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(
-    read: Callable[[Run, Path], Awaitable[None]], tmp_path: Path
+    read: Callable[[Run], Awaitable[None]],
 ) -> None:
     driver = await trained(8)
 
@@ -260,4 +233,4 @@ async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_ru
 
     run = await reader_of(driver, happen)
     with pytest.raises((AssertionError, UnreadableObjectError, UnreadableDeltaError)):
-        await read(run, tmp_path)
+        await read(run)

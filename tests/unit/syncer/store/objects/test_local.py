@@ -252,19 +252,6 @@ async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_pa
     assert files.survivors(unsynced_names_survive=False) == {"deltas/p/d/3": b"x"}
 
 
-async def test_a_part_beside_known_ones_is_made_durable_before_it_is_listed(tmp_path: Path) -> None:
-    """A replica has listed a delta's first parts when the writer of the last is killed before it syncs the folder."""
-    first, second = CuttableFileSystem(tmp_path), CuttableFileSystem(tmp_path)
-    run = await opened_run(store_on(first, "writer", seed=0))
-    reader = await store_on(second, "reader", seed=1).open_run(RUN.name, RUN.uid)
-    for element in range(4):  # files are listed in any order
-        second.synced_names.clear()
-        await run.blobs.write_part("body", DELTA, element, 1, DIGEST, [1.0], [b"frames"])
-        listed = {tmp_path / run.log.prefix / part.ref.name for part in await reader.blobs.list_parts("body", DELTA)}
-        assert len(listed) == element + 1
-        assert listed <= second.synced_names
-
-
 @pytest.mark.parametrize("way", ["get", "list", "folders", "stream"])
 async def test_a_store_that_fails_to_open_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -6,7 +6,6 @@ NumPy is the reference and does the same everywhere else, bit for bit. Importing
 
 from __future__ import annotations
 
-import threading
 import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from types import ModuleType
 
-_LOADING: Final = threading.Lock()
 _WORTH_LOADING: Final = 2**16
 """Elements of the first frame for which the kernels are loaded. Once loaded, they take frames of any size."""
 
@@ -25,14 +23,10 @@ def kernels_for(*arrays: NDArray[Any]) -> ModuleType | None:
     """Return `skerry.wire.kernels_numba`, or None where NumPy is to do it; the arrays have one length.
 
     The first call for a large array loads the kernels, in seconds if no process of this machine has compiled them yet.
-    Meanwhile NumPy serves the other threads.
     """
-    if not load.cache_info().currsize and (len(arrays[0]) < _WORTH_LOADING or not _load_alone()):
+    if not load.cache_info().currsize and len(arrays[0]) < _WORTH_LOADING:
         return None
-    for array in arrays:
-        if not array.flags.aligned:
-            return None
-    return load()
+    return load() if all(array.flags.aligned for array in arrays) else None
 
 
 @cache
@@ -54,15 +48,4 @@ def load() -> ModuleType | None:
 def warm_up(numel: int) -> None:
     """Load the kernels ahead of the first frame, if a fragment of `numel` elements has large ones; for a worker."""
     if numel >= _WORTH_LOADING:
-        _load_alone()
-
-
-def _load_alone() -> bool:
-    """Load the kernels, and return whether they are: false while another thread loads them."""
-    if not _LOADING.acquire(blocking=False):
-        return False
-    try:
         load()
-    finally:
-        _LOADING.release()
-    return True

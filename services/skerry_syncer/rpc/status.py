@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from google.protobuf import any_pb2
-from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from skerry.wire.layout import BadNameError
@@ -42,15 +40,14 @@ _CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason i
 def status_of(error: Exception) -> status_pb2.Status:
     """Returns the status for `error`. An error that is not this project's own becomes INTERNAL, without its message."""
     known = _as_syncer_error(error)
+    status = status_pb2.Status(code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known)[:_MAX_MESSAGE])
     info = error_details_pb2.ErrorInfo(reason=known.reason, domain=DOMAIN, metadata=known.metadata)
-    details = [_packed(info)]
+    status.details.add().Pack(info)
     if known.retry_after_s is not None:
-        delay = Duration()
-        delay.FromMilliseconds(round(known.retry_after_s * 1000))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(
-        code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known)[:_MAX_MESSAGE], details=details
-    )
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(known.retry_after_s * 1000))
+        status.details.add().Pack(retry)
+    return status
 
 
 def reason_of(error: Exception) -> str:
@@ -77,9 +74,3 @@ def _as_syncer_error(error: Exception) -> SyncerError:
             return SyncerError("BAD_NAME", str(error))
         case _:
             return SyncerError("INTERNAL", "the server failed; its log has the error")
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import builtins
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +29,7 @@ from skerry.algorithm.step import (
     step_spans,
     subtract_update,
 )
-from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, kernels, quantise
+from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, quantise
 from skerry.wire.frames import Frame, decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
 from skerry.wire.quantise import quantised_squared_norms
@@ -293,21 +291,3 @@ def test_without_a_compiler_that_works_numpy_does_the_work(error: Exception, *, 
         warnings.simplefilter("always")
         assert load.__wrapped__() is None
     assert bool(said) is warns
-
-
-def test_numpy_serves_while_another_thread_loads_the_kernels() -> None:
-    values = np.ones(2**18, np.float32)
-    loading, served = threading.Event(), threading.Event()
-
-    def slowly() -> None:
-        loading.set()
-        assert served.wait(10)
-
-    kernels.load.cache_clear()
-    with patch.object(kernels, "load", cache(slowly)):
-        thread = threading.Thread(target=kernels.warm_up, args=[len(values)])
-        thread.start()
-        assert loading.wait(10)
-        assert kernels.kernels_for(values) is None
-        served.set()
-        thread.join()

@@ -271,8 +271,8 @@ class _Learner:
         await self._train(exchange)
         await self._leave(exchange)
         await running
-        if exchange.view.failure is not None:
-            raise exchange.view.failure
+        if exchange.stats.failure is not None:
+            raise exchange.stats.failure
         done.set()
 
     def _new_exchange(self) -> ExchangeLoop:
@@ -315,10 +315,10 @@ class _Learner:
         arm = self._world.arm
         own = arm.step_count * (self._island.speed if arm.is_wall_clock else 1.0)
         step = self.step_count - self._lost_count
-        progress = exchange.view.progress
+        progress = exchange.stats.progress
         if progress is None:
             return step * arm.step_count / own
-        planned = exchange.view.planned_step_count or arm.step_count
+        planned = exchange.stats.planned_step_count or arm.step_count
         return run_position(step, progress, horizon_steps=own, planned_step_count=planned) * arm.step_count / own
 
     def _time(self) -> float:
@@ -341,7 +341,7 @@ class _Learner:
         self.is_flushed = exchange.is_flushed
         # Who left is expected no more, and the last ones' work would count for everybody's.
         await self._world.everybody_is_ready()
-        self.waiting_s = exchange.view.stats.waiting_s
+        self.waiting_s = exchange.stats.waiting_s
         with suppress(SkerryError):
             await exchange.leave()
 

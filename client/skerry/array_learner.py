@@ -33,7 +33,7 @@ from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.logs import get_logger
 from skerry.runtime.own_id import own_id
 from skerry.runtime.workers import ThreadWorkers
-from skerry.stats import LastWork, Stats, View
+from skerry.stats import LastWork, Stats
 from skerry.wire.policy import Policy
 
 _log = get_logger(__name__)
@@ -100,6 +100,7 @@ class SingleProcess:
         others: Callable[[], Sequence[Stats]] = tuple,
     ) -> None:
         """Makes the exchange, and what it needs; calls nobody yet."""
+        self.learner_id = settings.learner_id
         self._last_work = LastWork()
         workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._closing.callback(workers.close)
@@ -124,9 +125,9 @@ class SingleProcess:
         self._thread.run(self._exchange.wait_attached())
 
     @property
-    def view(self) -> View:
+    def stats(self) -> Stats:
         """What the training loop may ask; of several ranks, all have the same."""
-        return self._exchange.view
+        return self._exchange.stats
 
     def step(self, tokens: int, loss: float | None, leave_status: int | None) -> tuple[tuple[str, ...], int | None]:
         """Counts a step; returns the fragments that it changed, and with which status to leave now, if at all.
@@ -194,7 +195,7 @@ class SingleProcess:
                 wait([self._running], _END_TIMEOUT_S)
 
     def _say_left(self, work: LastWork) -> None:
-        is_fine = work or (self.view.is_closed and not work.dropped_step_count)
+        is_fine = work or (self.stats.is_closed and not work.dropped_step_count)
         counts = {
             "merged_steps": work.merged_step_count,
             "pending_steps": work.pending_step_count,
@@ -209,8 +210,8 @@ class SingleProcess:
 
     def _say_forgotten(self) -> None:
         # It is too late to send them: Python lets no thread begin work once the main thread has ended.
-        view = self.view
-        if (lost := view.stats.unsent_step_count) and not (view.is_closed or self._thread.is_over):
+        stats = self.stats
+        if (lost := stats.unsent_step_count) and not (stats.is_closed or self._thread.is_over):
             _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
 
 
@@ -384,9 +385,9 @@ class ArrayLearner:
         It holds no weights and no work: a learner that is killed loses the steps since its last delta.
         """
         self._process.check()
-        view = self._backend.view
-        counts = {"step_count": view.stats.step_count, "token_count": view.stats.token_count}
-        return {"learner_id": view.learner_id, **counts}
+        stats = self.stats
+        counts = {"step_count": stats.step_count, "token_count": stats.token_count}
+        return {"learner_id": self._backend.learner_id, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has counts go on after those of `state_dict`; the model keeps the run's weights.
@@ -402,7 +403,7 @@ class ArrayLearner:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not what state_dict() of a learner returned. cause={error!r}") from error
         self.count_from(*counts)
-        if learner_id != (own := self._backend.view.learner_id):
+        if learner_id != (own := self._backend.learner_id):
             _log.warning(
                 "the state is of another learner: give its learner_id to be that one", own=own, other=learner_id
             )
@@ -430,27 +431,27 @@ class ArrayLearner:
     @property
     def stats(self) -> Stats:
         """What was exchanged so far; cheap enough to read at every step."""
-        return self._backend.view.stats
+        return self._backend.stats
 
     @property
     def progress(self) -> float | None:
         """The run's progress in inner steps, which learning rates should follow; None until the syncer reports it."""
-        return self._backend.view.progress
+        return self.stats.progress
 
     @property
     def planned_step_count(self) -> int:
         """Inner steps that the run is planned to take, which `progress` reaches at its end; 0 if unknown."""
-        return self._backend.view.planned_step_count
+        return self.stats.planned_step_count
 
     @property
     def is_closed(self) -> bool:
         """Whether the run was closed: further work will not be merged."""
-        return self._backend.view.is_closed
+        return self.stats.is_closed
 
     @property
     def failure(self) -> SkerryError | None:
         """Why this learner stopped exchanging, if it did; training may go on."""
-        return self._backend.view.failure
+        return self.stats.failure
 
 
 def settings_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from skerry.errors import SkerryError
 
@@ -41,13 +41,6 @@ class Stats:
     stall_s_max: float = 0.0
     loss: float | None = None  # loss of the last step, as the training loop reported it
     step_time_s: float | None = None  # moving average of the time of a step
-
-
-class View(NamedTuple):
-    """What a training loop may ask of its learner at any time."""
-
-    learner_id: str
-    stats: Stats
     progress: float | None = None  # of the run, in inner steps; None before the syncer has reported it
     planned_step_count: int = 0  # inner steps of each learner; 0 where none are planned
     is_closed: bool = False  # the run takes no more deltas
@@ -96,6 +89,8 @@ def sum_of(ranks: Sequence[Stats]) -> Stats:
         **changes,
         causes=dict(sum((Counter(stats.causes) for stats in ranks), Counter())),
         problem=next((stats.problem for stats in ranks if stats.problem), None),
+        is_closed=any(stats.is_closed for stats in ranks),
+        failure=next((stats.failure for stats in ranks if stats.failure), None),
         versions={name: version for stats in ranks for name, version in stats.versions.items()},
     )
 

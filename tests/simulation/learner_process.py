@@ -193,8 +193,8 @@ class LearnerProcess:
                 record.is_dirty = True
             record.step_count += 1
             exchange.step(_TOKENS, loss=1.0)
-            record.longest_stall_s = exchange.view.stats.stall_s_max
-            record.failure = exchange.view.failure
+            record.longest_stall_s = exchange.stats.stall_s_max
+            record.failure = exchange.stats.failure
 
     async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
         loop = asyncio.get_running_loop()
@@ -203,14 +203,14 @@ class LearnerProcess:
         while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
             exchange._boundary.work()  # what `serve` does, without a thread to wait in
             await asyncio.sleep(0.1)
-        record.has_flushed = is_flushed and not exchange.view.is_closed
-        record.failure = exchange.view.failure
+        record.has_flushed = is_flushed and not exchange.stats.is_closed
+        record.failure = exchange.stats.failure
         await exchange.leave()
         record.has_left = True
 
 
 def _note_defect(exchange: ExchangeLoop, record: LearnerRecord) -> None:
-    failure = exchange.view.failure
+    failure = exchange.stats.failure
     if failure is not None and failure.reason == "DEFECT":
         record.contradictions.append(str(failure))
 

@@ -51,15 +51,6 @@ class Attachment:
         self.report_due = asyncio.Event()  # set: the next report is sent at once
         self._answered = asyncio.Event()  # the first attach was answered, or never will be
         self._ended = asyncio.Event()
-        self._run_step_count: float | None = None  # of the run, as last reported; None before the first answer
-        self._step_count_then = 0
-
-    @property
-    def progress(self) -> float | None:
-        """The run's progress in inner steps: as last reported, plus own steps since; None before the first answer."""
-        if self._run_step_count is None:
-            return None
-        return self._run_step_count + self._session.trained.step_count - self._step_count_then
 
     async def run(self) -> None:
         """Stays attached until `leave`, or until the run no longer takes this learner."""
@@ -84,7 +75,7 @@ class Attachment:
             self._ended.set()
 
     def _is_worth_it(self, error: BaseException) -> bool:
-        if isinstance(error, RefusedError | RunNotFoundError) and self._run_step_count is None:
+        if isinstance(error, RefusedError | RunNotFoundError) and self._session.run_step_count is None:
             return False  # nobody trains yet, and whoever starts the learner can change what is wrong
         is_final = isinstance(error, StopExchangingError | RunClosedError)
         return isinstance(error, SkerryError) and not is_final and not self._leaving.is_set()
@@ -185,12 +176,12 @@ class Attachment:
         return report
 
     def _on_attached(self, attached: exchange_pb2.Attached) -> None:
-        session, is_first = self._session, self._run_step_count is None
+        session, is_first = self._session, self._session.run_step_count is None
         session.saw(attached.run.position)
         session.policy = policy_of(attached.run.policy, session.policy)
         lease_term_s = attached.lease_term.seconds + attached.lease_term.nanos / 1e9
         self._lease_term_s = max(lease_term_s or session.policy.lease_term_s, _SHORTEST_LEASE_S)
-        self._on_progress(attached.run_step_count)
+        session.run_progressed(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         self._on_fates(attached.pending)
@@ -208,32 +199,28 @@ class Attachment:
         match event.WhichOneof("kind"):
             case "round_opened":
                 fragment = self._fragments.get(event.round_opened.fragment)
-                if fragment is not None and self._run_step_count is not None:
-                    fragment.on_round_opened(event.round_opened.version, self._run_step_count)
+                if fragment is not None and self._session.run_step_count is not None:
+                    fragment.on_round_opened(event.round_opened.version, self._session.run_step_count)
             case "delta_accepted":
                 self._on_fates([event.delta_accepted])
             case "version_committed":
                 committed = event.version_committed
                 self._on_fates(committed.merged)
                 self._on_versions([committed.version])
-                self._on_progress(committed.run_step_count)
+                self._session.run_progressed(committed.run_step_count)
             case "fates_decided":
                 self._on_fates(event.fates_decided.fates)
             case "policy_changed":
                 self._session.policy = policy_of(event.policy_changed, self._session.policy)
             case "rolled_back":
                 self._on_versions(event.rolled_back.versions)
-                self._on_progress(event.rolled_back.run_step_count)
+                self._session.run_progressed(event.rolled_back.run_step_count)
             case "status_changed":
                 self._on_status(event.status_changed)
             case "draining":
                 _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
             case _:
                 pass  # events for observers, and kinds that later versions may add
-
-    def _on_progress(self, run_step_count: float) -> None:
-        self._run_step_count = run_step_count
-        self._step_count_then = self._session.trained.step_count
 
     def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:

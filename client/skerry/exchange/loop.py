@@ -32,7 +32,7 @@ from skerry.model.interface import Parameters, pieces_of
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
-from skerry.stats import LastWork, Stats, View
+from skerry.stats import LastWork, Stats
 from skerry.v1 import capabilities_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages
@@ -154,17 +154,9 @@ class ExchangeLoop:
         return self._boundary.serve(is_over, timeout_s)
 
     @property
-    def view(self) -> View:
+    def stats(self) -> Stats:
         """What the training loop may ask; cheap enough for every step."""
-        session = self._session
-        return View(
-            session.settings.learner_id,
-            stats_of(session, self._fragments.values()),
-            self._attachment.progress,
-            session.policy.planned_step_count,
-            session.is_closed,
-            session.failure,
-        )
+        return stats_of(self._session, self._fragments.values())
 
     def count_from(self, earlier: Trained) -> None:
         """Has counts go on after those of an earlier process; before the first step.

@@ -89,6 +89,8 @@ class Session(Reader):
         self.part_size_bytes = DEFAULT_PART_SIZE_BYTES
         self.earlier: Trained = UNTRAINED  # counts of earlier processes of the learner, which reports and deltas add
         self.trained: Trained = UNTRAINED
+        self.run_step_count: float | None = None  # of the run, as last reported; None before the first answer
+        self._step_count_then = 0
         self.loss: float | None = None
         self.step_time_s: float | None = None
         self.changed: list[str] = []  # fragments, by the training thread
@@ -108,6 +110,16 @@ class Session(Reader):
     def facts(self) -> dict[str, str]:
         """Whose exchange it is, for a log event."""
         return {"run": self.settings.run, "learner": self.settings.learner_id}
+
+    def run_progressed(self, run_step_count: float) -> None:
+        """Takes note of the run's progress in inner steps."""
+        self.run_step_count, self._step_count_then = run_step_count, self.trained.step_count
+
+    @property
+    def progress(self) -> float | None:
+        """The run's progress in inner steps: as last reported, plus own steps since; None before the first answer."""
+        steps = self.run_step_count
+        return None if steps is None else steps + self.trained.step_count - self._step_count_then
 
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.

@@ -34,7 +34,7 @@ from skerry.ranks.transport import RankTransport
 from skerry.ranks.turns import TurnBoundary, Waiting
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
-from skerry.stats import LastWork, View, sum_of
+from skerry.stats import LastWork, Stats, sum_of
 
 _log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class RankReport:
     """What a rank tells the others at a meeting."""
 
     call: str  # which it has made, of the training loop
-    view: View  # of its own fragments
+    stats: Stats  # of its own fragments
     waiting: Waiting
     sums: list[tuple[str, int]]  # of what was changed since the last meeting: replicas must have the same
     heard: list[bytes]  # from the syncer, by the first rank
@@ -131,7 +131,7 @@ class ManyRanks(SingleProcess):
             connect,
             boundary=boundary,
             lane_count=max(1, LANE_COUNT // island.size),
-            others=lambda: [report.view.stats for report in self._reports[1:]],
+            others=lambda: [report.stats for report in self._reports[1:]],
         )
         reaches = True
         try:
@@ -251,24 +251,18 @@ class ManyRanks(SingleProcess):
             super()._say_left(work if self._work_of_all is None else self._work_of_all)
 
     @property
-    def view(self) -> View:
+    def stats(self) -> Stats:
         """What the training loop may ask, as of the last meeting; the same at all ranks."""
-        own, views = self._exchange.view, [report.view for report in self._reports]
-        step_count = own.stats.step_count - views[0].stats.step_count  # since the meeting
-        total = sum_of([view.stats for view in views])
-        return View(
-            own.learner_id,
-            replace(
-                total,
-                step_count=own.stats.step_count,
-                token_count=own.stats.token_count,
-                unsent_step_count=total.unsent_step_count + step_count,
-                loss=own.stats.loss,
-            ),
-            None if views[0].progress is None else views[0].progress + step_count,
-            views[0].planned_step_count,
-            any(view.is_closed for view in views),
-            self._failure or next((view.failure for view in views if view.failure), None),
+        own, total = self._exchange.stats, sum_of([report.stats for report in self._reports])
+        step_count = own.step_count - total.step_count  # since the meeting
+        return replace(
+            total,
+            step_count=own.step_count,
+            token_count=own.token_count,
+            unsent_step_count=total.unsent_step_count + step_count,
+            loss=own.loss,
+            progress=None if total.progress is None else total.progress + step_count,
+            failure=self._failure or total.failure,
         )
 
     @contextmanager
@@ -298,7 +292,7 @@ class ManyRanks(SingleProcess):
         exchange, loop = self._exchange, self._thread.loop
         own = RankReport(
             call,
-            exchange.view,
+            exchange.stats,
             self._boundary.waiting,
             self._parameters.take_sums(),
             self._transport.take_heard(),
@@ -309,8 +303,8 @@ class ManyRanks(SingleProcess):
         self._boundary.take_turns([report.waiting for report in reports])
         if self._island.rank and (self._is_joining or self._boundary.exchanges):
             loop.call_soon_threadsafe(self._transport.hear, reports[0].heard)
-        failures = [report.view.failure for report in reports if report.view.failure]
-        if failures and own.view.failure is None:
+        failures = [report.stats.failure for report in reports if report.stats.failure]
+        if failures and own.stats.failure is None:
             loop.call_soon_threadsafe(exchange.stop, failures[0])
         # Where weights of one rank are not finite, all are restored at one step, for gradients spread it.
         is_wanted = any(report.waiting.has_common_work for report in reports)

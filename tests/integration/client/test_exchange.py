@@ -66,8 +66,8 @@ class World:
             page = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
             merged += await self._merged_into(page)
         # An answer may still be on its way; no delta may be counted that the log has not.
-        await self.train_until(lambda: self.exchange.view.stats.deltas_acknowledged >= len(merged))
-        assert self.exchange.view.stats.deltas_acknowledged == len(merged)
+        await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
+        assert self.exchange.stats.deltas_acknowledged == len(merged)
         return merged
 
     async def _merged_into(self, page: runs_pb2.ListVersionsRequest) -> list[str]:
@@ -102,9 +102,9 @@ async def test_over_a_bad_link_every_delta_is_merged_once_and_every_version_adop
         faults.lost_acknowledgements, faults.corrupt_pulls = 5, 3
         faults.push_cuts, faults.pull_cuts = [1, 3, 4, 8, 11, 2], [0, 1, 1, 2, 0, 1]
         await world.train_until(lambda: not (faults.lost_acknowledgements or faults.push_cuts or faults.corrupt_pulls))
-        before = max(world.exchange.view.stats.versions.values())
-        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) >= before + 3)
-        assert world.exchange.view.failure is None
+        before = max(world.exchange.stats.versions.values())
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= before + 3)
+        assert world.exchange.stats.failure is None
         merged = await world.merged_delta_ids()
         assert len(merged) == len(set(merged))
         assert set(merged) <= set(world.transport.delta_ids)
@@ -116,7 +116,7 @@ async def test_over_a_bad_link_every_delta_is_merged_once_and_every_version_adop
 async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, direct = HttpProxy(target), GrpcTransport(target)
     async with proxy.listening(), training(f"127.0.0.1:{proxy.port}", Faults()) as world:
-        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 3)
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
         push = world.transport.push_delta
 
         async def unanswered(requests: Any) -> Any:
@@ -128,20 +128,20 @@ async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monke
         monkeypatch.setattr(world.transport, "push_delta", unanswered)
         await world.train_until(lambda: proxy.answered_count >= 5)
         proxy.answer(None)
-        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 12)
-        assert world.exchange.view.stats.deltas_returned == 0
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
+        assert world.exchange.stats.deltas_returned == 0
         assert await world.merged_delta_ids()
     await direct.close()
 
 
 async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
     async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
-        await world.train_until(lambda: world.exchange.view.stats.deltas_acknowledged >= 3)
+        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
         await world.transport.ask(lambda at: at.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
-        await world.train_until(lambda: world.exchange.view.is_closed and world.exchange.is_flushed)
-        await world.train_until(lambda: not world.exchange.view.stats.is_attached)
-        assert world.exchange.view.failure is None
-        stats = world.exchange.view.stats
+        await world.train_until(lambda: world.exchange.stats.is_closed and world.exchange.is_flushed)
+        await world.train_until(lambda: not world.exchange.stats.is_attached)
+        assert world.exchange.stats.failure is None
+        stats = world.exchange.stats
         assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
 
 
@@ -152,12 +152,12 @@ async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_
     monkeypatch.setattr(errors, "_LOST_STORE_WAIT_S", 0.2)
     faults = Faults(attach_cuts=[2])
     async with training(target, faults) as world:
-        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 3)
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
         faults.lost_store_calls = 12
         await world.train_until(lambda: faults.lost_store_calls == 0)
-        before = world.exchange.view.stats.deltas_merged
-        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= before + 6)
-        assert world.exchange.view.failure is None
+        before = world.exchange.stats.deltas_merged
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= before + 6)
+        assert world.exchange.stats.failure is None
         merged = await world.merged_delta_ids()
         assert len(set(merged)) == len(merged)
 
@@ -170,9 +170,9 @@ async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(ta
     exact = Encoding(Codec.FLOAT32)
     policy = replace(QUICK, outer=outer, merge=MergeRule.MEAN, delta_encoding=encoding, update_encoding=exact)
     async with training(target, Faults(), replace(SETTINGS, policy=policy)) as world:
-        await world.train_until(lambda: min(world.exchange.view.stats.versions.values()) >= 6)
+        await world.train_until(lambda: min(world.exchange.stats.versions.values()) >= 6)
         alone = Quadratic()
-        for _ in range(world.exchange.view.stats.step_count):
+        for _ in range(world.exchange.stats.step_count):
             alone.descend()
         for name, array in world.problem.arrays.items():
             np.testing.assert_allclose(array, alone.arrays[name], atol=1e-5)
@@ -195,13 +195,13 @@ async def test_no_defect_ends_the_exchange_silently(
         raise error
 
     async with training(target, Faults(attach_cuts=[0] * 1000 if method == "attach" else [])) as world:
-        await world.train_until(lambda: world.exchange.view.stats.deltas_merged >= 2)
+        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
         monkeypatch.setattr(getattr(world, part), method, fail)
-        await world.train_until(lambda: world.exchange.view.failure is not None)
-        failure = world.exchange.view.failure
+        await world.train_until(lambda: world.exchange.stats.failure is not None)
+        failure = world.exchange.stats.failure
         assert failure is not None
         assert failure.reason == "DEFECT"
         assert "a defect" in str(failure) or "as if it had been cancelled" in str(failure)
-        assert world.exchange.view.stats.problem is failure
-        assert not world.exchange.view.stats.is_attached
+        assert world.exchange.stats.problem is failure
+        assert not world.exchange.stats.is_attached
         world.exchange.step(8)  # training goes on

@@ -138,4 +138,4 @@ async def test_a_learner_joins_by_way_of_an_older_snapshot(
         await exchange.join()
     finally:
         await transport.close()
-    assert exchange.view.stats.versions["body"] == 2
+    assert exchange.stats.versions["body"] == 2

@@ -90,11 +90,11 @@ async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_good
 
 async def test_progress_is_what_was_reported_and_the_steps_since() -> None:
     world = World([attached(step_count=40.0)])
-    seen = [world.attachment.progress]
+    seen = [world.session.progress]
     await world.live()
-    seen.append(world.attachment.progress)
+    seen.append(world.session.progress)
     world.session.trained = Trained(6, 60)
-    assert [*seen, world.attachment.progress] == [None, 40.0, 42.0]
+    assert [*seen, world.session.progress] == [None, 40.0, 42.0]
 
 
 async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
@@ -111,7 +111,7 @@ async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
     assert world.session.position == 10
     assert world.session.policy.inner_step_count == 7
     assert world.fragment._newest_version == 4
-    assert world.attachment.progress == 44.0
+    assert world.session.progress == 44.0
     assert world.session.is_closed
 
 

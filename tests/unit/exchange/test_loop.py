@@ -66,9 +66,9 @@ async def joined() -> World:
 async def test_joining_loads_the_newest_version_of_every_fragment() -> None:
     world = await joined()
     assert {name: array.tolist() for name, array in world.arrays.items()} == {"f": [1, 2], "g": [3, 4]}
-    view = world.exchange.view
-    assert (view.stats.versions, view.stats.parameters_down_count) == ({"f": 3, "g": 1}, 4)
-    assert (view.learner_id, view.progress, view.is_closed) == ("us", None, False)
+    stats = world.exchange.stats
+    assert (stats.versions, stats.parameters_down_count) == ({"f": 3, "g": 1}, 4)
+    assert (stats.progress, stats.is_closed, stats.failure) == (None, False, None)
     world.arrays["g"] += 1
     merged = {name: weights.tolist() for name, weights in world.exchange.merged_weights().items()}
     assert merged == {"f": [1, 2], "g": [3, 4]}
@@ -79,7 +79,7 @@ async def test_joining_loads_the_newest_version_of_every_fragment() -> None:
 async def test_one_of_several_processes_loads_its_share() -> None:
     world = World()
     await world.exchange.join(number=0, count=2)
-    assert list(world.exchange.view.stats.versions) == ["f"]
+    assert list(world.exchange.stats.versions) == ["f"]
     assert len(world.exchange.layouts) == 2
 
 
@@ -94,12 +94,12 @@ async def test_steps_are_counted_on_after_an_earlier_processs_and_timed_from_end
     for tokens, loss in ((8, 0.5), (np.int64(4), None)):
         world.clock.now_s += 2.0
         world.exchange.step(tokens, loss)  # type: ignore[arg-type]  # a training loop may have any number
-    stats = world.exchange.view.stats
+    stats = world.exchange.stats
     assert (stats.step_count, stats.token_count, stats.unsent_step_count) == (102, 1012, 2)
     assert (stats.loss, stats.step_time_s) == (None, 2.0)
     world.clock.now_s += 3.0
     world.exchange.step(8)
-    assert world.exchange.view.stats.step_time_s == pytest.approx(0.9 * 2.0 + 0.1 * 3.0)
+    assert world.exchange.stats.step_time_s == pytest.approx(0.9 * 2.0 + 0.1 * 3.0)
     with pytest.raises(ValueError, match="before its first step"):
         world.exchange.count_from(Trained(7, 70))
 
@@ -109,7 +109,7 @@ async def test_tokens_that_are_no_count_are_refused_and_no_step_is_counted(token
     world = await joined()
     with pytest.raises(ValueError, match="tokens"):
         world.exchange.step(tokens)
-    assert world.exchange.view.stats.step_count == 0
+    assert world.exchange.stats.step_count == 0
 
 
 async def test_weights_that_something_else_replaced_end_the_exchange_at_the_step(
@@ -121,7 +121,7 @@ async def test_weights_that_something_else_replaced_end_the_exchange_at_the_step
         with pytest.raises(StopExchangingError, match="took its place"):
             world.exchange.step(8)
         await asyncio.sleep(0)
-    assert world.exchange.view.failure is not None
+    assert world.exchange.stats.failure is not None
     assert world.exchange.is_flushed
     assert not world.exchange.load_merged(), "the model's weights are somebody's own"
 
@@ -170,5 +170,5 @@ async def test_weights_that_are_not_finite_are_put_back_in_all_fragments_at_one_
     assert world.exchange.step(8) == ("f",)
     await restoring
     assert world.arrays["f"].tolist() == [1, 2]
-    stats = world.exchange.view.stats
+    stats = world.exchange.stats
     assert (stats.dropped_step_count, stats.unsent_step_count) == (3, 3), "one fragment has lost what the other has"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
@@ -18,8 +17,6 @@ class Faults:
     lost_acknowledgements: int = 0  # pushes that are answered, but not to this client
     push_cuts: list[int] = field(default_factory=list)  # messages after which a push breaks off
     pull_cuts: list[int] = field(default_factory=list)  # messages after which a download breaks off
-    most_pulls: int = 1000  # calls of downloads at once, above which none of them brings anything in time
-    pulls: int = 0
     corrupt_pulls: int = 0  # downloads whose first data have one bit turned
     attach_cuts: list[int] = field(default_factory=list)  # events after which the attach stream breaks
     lost_store_calls: int = 0  # calls that are answered as by a store that lost what was seen
@@ -81,22 +78,7 @@ class FaultyTransport(GrpcTransport):
         """Breaks off on the way, or turns a bit."""
         self._look_at_store()
         cut = self.faults.pull_cuts.pop(0) if self.faults.pull_cuts else None
-        self.faults.pulls += 1
-        try:
-            async for response in self._pulled(request, cut):
-                yield response
-        finally:
-            self.faults.pulls -= 1
-
-    async def _pulled(
-        self, request: v1.PullFragmentRequest, cut: int | None
-    ) -> AsyncGenerator[v1.PullFragmentResponse, None]:
         async for response in super().pull_fragment(request):
-            if response.HasField("data"):
-                await asyncio.sleep(0.002)
-                if self.faults.pulls > self.faults.most_pulls:
-                    self.faults.log.append("pull stalled")
-                    raise error_of("TIMEOUT", "download stalled")
             if cut == 0:
                 self.faults.log.append("pull cut")
                 raise error_of("UNREACHABLE", "download was cut")

@@ -49,18 +49,18 @@ def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None 
 
     Source: Decoupled DiLoCo (arXiv 2604.21428): balanced greedy packing, the embedding apart and merged by mean.
     """
-    given = tuple(tensors)
-    if not given or sum(tensor.numel for tensor in given) == 0:
+    named = tuple(tensors)
+    if not named or sum(tensor.numel for tensor in named) == 0:
         raise ValueError("a model needs at least one tensor with elements")
     if fragment_count is not None and fragment_count < 1:
         raise ValueError(f"fragment_count must be at least 1. fragment_count={fragment_count}")
-    by_size = round(sum(tensor.numel for tensor in given) / _WORTH_NUMEL)
+    by_size = round(sum(tensor.numel for tensor in named) / _WORTH_NUMEL)
     count = fragment_count or min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, by_size))
-    tables = _embedding_tables(given) if count > 1 else ()
-    others = [tensor for tensor in given if tensor not in tables]
+    tables = _embedding_tables(named) if count > 1 else ()
+    others = [tensor for tensor in named if tensor not in tables]
     if not others or not tables:
-        return FragmentPlan(_packed(given, count))
-    embedding = FragmentLayout(EMBEDDING, _ordered(tables, given))
+        return FragmentPlan(_packed(named, count))
+    embedding = FragmentLayout(EMBEDDING, _ordered(tables, named))
     return FragmentPlan((embedding, *_packed(others, count - 1)), {EMBEDDING: MergeRule.MEAN})
 
 

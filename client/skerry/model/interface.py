@@ -54,8 +54,8 @@ def tied(places: Mapping[str, NDArray[Any]], pairs: Iterable[tuple[str, str]]) -
     """
     names: set[str] = set()
     for first, second in pairs:
-        one, other = places[first], places[second]
-        if (one.ctypes.data, one.shape, one.strides) != (other.ctypes.data, other.shape, other.strides):
+        layouts = [(array.ctypes.data, array.shape, array.strides) for array in (places[first], places[second])]
+        if layouts[0] != layouts[1]:
             raise ValueError(
                 "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
                 f"of the other. Train a copy of one of them. first={first}, second={second}"

@@ -185,11 +185,13 @@ class GrpcTransport:
     ) -> AsyncGenerator[tuple[Any, Liveness], None]:
         """Yields a call of the next replica, which is over at the end of the context, and what hears of its answers."""
         connection = await self._replicas.next(number)
-        call = open_call(connection)
+        replica, call = connection.replica, open_call(connection)
+        replica.calls.add(call)
         try:
-            with connection.replica.calling(call):
-                yield call, connection.replica.life
+            yield call, replica.life
         except asyncio.CancelledError:
+            if call not in replica.calls and replica.hang is not None:
+                raise replica.hang from None
             _raise_if_call_was_cancelled(sending)
             raise
         except grpc.aio.AioRpcError as error:
@@ -197,6 +199,7 @@ class GrpcTransport:
         except grpc.aio.UsageError as error:  # the channel was closed under the call
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
         finally:
+            replica.calls.discard(call)
             call.cancel()
 
 

@@ -88,7 +88,9 @@ class Vigil:
 
     async def end(self) -> None:
         """Stops watching."""
-        questions = [task for one in self._replicas for task in (one.life.question, one.life.fresh_question)]
+        questions = [
+            task for replica in self._replicas for task in (replica.life.question, replica.life.fresh_question)
+        ]
         tasks = [task for task in (self._watching, *questions) if task is not None]
         for task in tasks:
             task.cancel()
@@ -114,7 +116,7 @@ class Vigil:
                 life.fresh_question = _running(life.fresh_question, self._ask_afresh(replica, self._tick))
         for suspect in suspects:
             first_asked = self._tick - suspect.life.silence + _ASK
-            witness = next((one for one in (suspect, *replicas) if one.life.answered > first_asked), None)
+            witness = next((replica for replica in (suspect, *replicas) if replica.life.answered > first_asked), None)
             if witness is not None and suspect.life.silence >= _GIVE_UP:
                 await self._give_up(suspect, witness)
 

@@ -99,7 +99,8 @@ class Replica:
             self._options.append(("grpc.default_authority", target))
         self.files = None if self._tls is None else self._tls.read()
         self._connections: dict[int, Connection] = {}
-        self._calls: dict[Any, SkerryError | None] = {}
+        self.calls: set[Any] = set()  # that are under way
+        self.hang: SkerryError | None = None  # why those ended that were under way when it was given up
 
     def connection(self, number: int) -> Connection:
         """Returns the connection of this number; it is made when it is first asked for."""
@@ -132,24 +133,7 @@ class Replica:
     @property
     def is_called(self) -> bool:
         """Whether it has calls that are not over."""
-        return bool(self._calls)
-
-    @contextlib.contextmanager
-    def calling(self, call: Any) -> Iterator[None]:
-        """Has a call fail within the context if the replica is given up.
-
-        Raises:
-            SkerryError: UNREACHABLE: it was.
-        """
-        self._calls[call] = None
-        try:
-            yield
-        except asyncio.CancelledError:
-            if (error := self._calls[call]) is not None:
-                raise error from None
-            raise
-        finally:
-            del self._calls[call]
+        return bool(self.calls)
 
     async def serves(self, *, is_fresh: bool) -> bool:
         """Returns once it has answered whether it takes calls."""
@@ -170,8 +154,8 @@ class Replica:
 
     async def give_up(self, error: SkerryError) -> None:
         """Fails its calls with `error` and closes its connections."""
-        for call in self._calls:
-            self._calls[call] = error
+        given_up, self.calls, self.hang = self.calls, set(), error
+        for call in given_up:
             call.cancel()
         await self.close()
 
@@ -321,10 +305,10 @@ async def _addresses(target: str) -> list[str]:
     address = client_address(target)
     assert address is not None  # it is a name
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    hosts = dict.fromkeys((family, info[0]) for family, _, _, _, info in found)
+    hosts = dict.fromkeys((family, info[0]) for family, _, _, _, info in infos)
     if max(Counter(family for family, _ in hosts).values(), default=0) < 2:  # a machine may have one of each
         return []
     return [

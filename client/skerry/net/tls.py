@@ -50,11 +50,11 @@ class Tls:
         """
         if (self.cert is None) != (self.key is None):
             raise ValueError(f"a certificate and its key must be given together. cert={self.cert}, key={self.key}")
-        found = TlsFiles(_content(self.ca), _content(self.cert), _content(self.key))
-        if found == known:
+        files = TlsFiles(_content(self.ca), _content(self.cert), _content(self.key))
+        if files == known:
             return known
-        self._check(found)
-        return found
+        self._check(files)
+        return files
 
     def names(self) -> tuple[str, ...]:
         """Returns the URIs that the certificate names; none without one.
@@ -92,7 +92,7 @@ class Tls:
         except x509.ExtensionNotFound:
             return None
 
-    def _check(self, found: TlsFiles) -> None:
+    def _check(self, files: TlsFiles) -> None:
         # The import takes a tenth of a second, so it is done only where TLS is used.
         from cryptography import x509
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -100,14 +100,14 @@ class Tls:
 
         file, wanted = self.ca, "a certificate"
         try:
-            if found.ca is not None:
-                x509.load_pem_x509_certificates(found.ca)
-            if found.cert is None or found.key is None:
+            if files.ca is not None:
+                x509.load_pem_x509_certificates(files.ca)
+            if files.cert is None or files.key is None:
                 return
             file = self.cert
-            owner = x509.load_pem_x509_certificates(found.cert)[0].public_key()
+            owner = x509.load_pem_x509_certificates(files.cert)[0].public_key()
             file, wanted = self.key, "a private key without a password"
-            own = load_pem_private_key(found.key, None).public_key()
+            own = load_pem_private_key(files.key, None).public_key()
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ValueError(f"the TLS file must hold {wanted} in PEM form. file={file}") from error
         if own != owner:
@@ -117,34 +117,34 @@ class Tls:
             )
 
 
-def tls_for(target: str, given: Tls | Insecure | None) -> Tls | None:
+def tls_for(target: str, tls: Tls | Insecure | None) -> Tls | None:
     """Returns how to connect to a gRPC target; None is plaintext.
 
     Where nothing is given that is plaintext for a target on this machine, and TLS with the public authorities for
     others.
 
     Raises:
-        ValueError: `given` is another text than "insecure", or the target is no address.
+        ValueError: `tls` is another text than "insecure", or the target is no address.
     """
-    if isinstance(given, Tls):
-        return given
-    if given is not None:
-        if given != "insecure":
-            raise ValueError(f"tls is a Tls, or 'insecure' for plaintext. tls={given!r}")
+    if isinstance(tls, Tls):
+        return tls
+    if tls is not None:
+        if tls != "insecure":
+            raise ValueError(f"tls is a Tls, or 'insecure' for plaintext. tls={tls!r}")
         return None
     address = client_address(target)
     return None if address is None or is_loopback(address.host) else Tls()
 
 
-def check_target(targets: str, given: Tls | Insecure | None) -> set[Tls]:
+def check_target(targets: str, tls: Tls | Insecure | None) -> set[Tls]:
     """Checks one or several targets and the files for them, and returns what TLS they are called with.
 
     Raises:
         ValueError: a target is no address, or a file can't be used; the message says what is wrong.
     """
-    used = {tls for target in split_targets(targets) if (tls := tls_for(target, given)) is not None}
-    for tls in used:
-        tls.read()
+    used = {own for target in split_targets(targets) if (own := tls_for(target, tls)) is not None}
+    for own in used:
+        own.read()
     return used
 
 

@@ -79,20 +79,20 @@ class Island:
             reason = error.reason if isinstance(error, SkerryError) else "RANK_LEFT"
             with suppress(RuntimeError):
                 if not self._store.check(["failure"]):
-                    said = {"rank": self.rank, "reason": reason, "because": f"{kind}{error}"}
-                    self._store.set("failure", json.dumps(said))
+                    failure = {"rank": self.rank, "reason": reason, "because": f"{kind}{error}"}
+                    self._store.set("failure", json.dumps(failure))
         group, self._control = self._control, None  # the last reference closes the connections
         with suppress(ValueError, RuntimeError, AssertionError):  # the program may have destroyed all groups before
             distributed.destroy_process_group(group)
 
     def agree(self, words: str, timeout_s: float) -> bool:
         """Returns whether all ranks say the same after as many meetings, within the timeout. Call it once."""
-        said = f"{words} {self._meeting_count}"
+        message = f"{words} {self._meeting_count}"
         keys = [f"agree/{rank}" for rank in range(self.size)]
         with suppress(RuntimeError):
-            self._store.set(keys[self.rank], said)
+            self._store.set(keys[self.rank], message)
             self._store.wait(keys, timedelta(seconds=timeout_s))
-            return all(self._store.get(key).decode() == said for key in keys)
+            return all(self._store.get(key).decode() == message for key in keys)
         return False
 
     def all_gather(self, own: T) -> list[T]:
@@ -139,14 +139,14 @@ class Island:
     def _why(self, error: RuntimeError) -> SkerryError:
         """Returns the error of the rank that failed, or of one that is gone without a word."""
         self._was_told = True
-        said = {"rank": "?", "reason": "RANK_LEFT", "because": str(error).splitlines()[0]}
+        failure = {"rank": "?", "reason": "RANK_LEFT", "because": str(error).splitlines()[0]}
         with suppress(RuntimeError):
             if self._store.check(["failure"]):
-                said = json.loads(self._store.get("failure"))
+                failure = json.loads(self._store.get("failure"))
         return error_of(
-            said["reason"],
+            failure["reason"],
             "a rank of this island failed. Start all its processes again: the island joins the run again, with any "
-            f"number of ranks. rank={said['rank']}, because={said['because']}",
+            f"number of ranks. rank={failure['rank']}, because={failure['because']}",
         )
 
 

@@ -219,7 +219,7 @@ class ManyRanks(SingleProcess):
             self._meet("merged_weights")
             island, own = self._island, super().merged_weights()
             merged = dict(own) if island.rank == 0 else {}
-            for rank, shapes in enumerate(island.all_gather({name: one.shape for name, one in own.items()})):
+            for rank, shapes in enumerate(island.all_gather({name: array.shape for name, array in own.items()})):
                 for name, shape in shapes.items() if rank else ():
                     if island.rank == 0:
                         merged[name] = np.empty(shape, np.float32)

@@ -180,7 +180,7 @@ class IslandParameters:
         """Copies the weights of a fragment to `out` at its owner; of replicas the first one sends."""
         island = self._island
         for rank in range(island.size):
-            names = [one.name for one in layout.tensors if self._holders[one.name][rank] == rank]
+            names = [spec.name for spec in layout.tensors if self._holders[spec.name][rank] == rank]
             share = self._share(layout, rank, names)
             if not share.numel or island.rank not in (owner, rank):
                 continue
@@ -226,7 +226,7 @@ class IslandParameters:
     def _share(self, layout: FragmentLayout, rank: int, names: Collection[str]) -> FragmentLayout:
         """Returns the layout of a rank's share of a fragment, of the named tensors."""
         regions = self._regions[rank]
-        held = (one.name for one in layout.tensors if one.name in names and regions[one.name].numel)
+        held = (spec.name for spec in layout.tensors if spec.name in names and regions[spec.name].numel)
         return FragmentLayout(layout.name, tuple(TensorSpec(name, regions[name].shape) for name in held))
 
     def _pieces(
@@ -244,7 +244,7 @@ class IslandParameters:
     def _note_change(self, layout: FragmentLayout) -> None:
         """Sums up the weights that have replicas after a change; nothing waits for a GPU until `take_sums`."""
         self._changed.append(layout.name)
-        replicated = [one.name for one in layout.tensors if len({*self._holders[one.name]}) < self._island.size]
+        replicated = [spec.name for spec in layout.tensors if len({*self._holders[spec.name]}) < self._island.size]
         self._sums += [(name, self._own.bits_sum(name)) for name in replicated]
 
     def take_changed(self) -> tuple[str, ...]:

@@ -249,9 +249,9 @@ class TorchParameters:
         Raises:
             StopExchangingError: WEIGHTS_REPLACED: what the caller gave for a copy is none.
         """
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self._copy_of is None:
-            return found
+            return pairs
         for spec in layout.tensors:
             tensor, copy = self._tensors[spec.name], self._copy_of(self._trained[spec.name])
             if copy is None:
@@ -263,8 +263,8 @@ class TorchParameters:
                     "`copies` must return the optimizer's copy of a parameter, of the same shape, or None. "
                     f"parameter={spec.name}, shape={tuple(tensor.shape)}, copy={tuple(part.shape)}",
                 )
-            found.append((tensor, part))
-        return found
+            pairs.append((tensor, part))
+        return pairs
 
 
 def _trainable(named: Mapping[str, torch.Tensor], *, are_all: bool) -> dict[str, torch.Tensor]:
@@ -370,15 +370,15 @@ def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor
         if path:
             is_wrapped = attribute == wrapped_attribute(modules[parent])
             prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
-    found: dict[str, torch.Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
     paths: dict[str, str] = {}
     for path, tensor in tensors:
         parent, _, attribute = path.rpartition(".")
         name = prefixes[parent] + attribute
-        if name in found:
+        if name in named:
             raise ValueError(
                 f"two parameters have the same name once wrappers are left out. first={paths[name]}, second={path}, "
                 f"name={name}. Rename one, or pass a mapping of names to tensors instead of the module"
             )
-        found[name], paths[name] = tensor, path
-    return found
+        named[name], paths[name] = tensor, path
+    return named

@@ -56,7 +56,7 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
     for axis in sorted(cuts, key=lambda axis: kinds[axis] == "_StridedShard"):
         dim = placements[axis].dim
         if kinds[axis] == "_StridedShard":
-            before = [mesh.size(one) for one in cuts if one > axis and placements[one].dim == dim]
+            before = [mesh.size(later) for later in cuts if later > axis and placements[later].dim == dim]
             is_known &= placements[axis].split_factor == math.prod(before)
         size = -(-shape[dim] // mesh.size(axis))
         start = min(size * mesh.get_local_rank(axis), shape[dim])

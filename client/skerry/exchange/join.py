@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 from skerry.errors import PoisonedError, RunExistsError, RunNotFoundError, SkerryError, error_of, is_transient
 from skerry.exchange.push import Delta, encode_parts, push
 from skerry.exchange.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
-from skerry.exchange.untrained import recorded
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
 from skerry.wire.frames import encode_frames
-from skerry.wire.messages import layouts_to_messages, pack_layout, policy_to_message, unpack_layout
+from skerry.wire.messages import (
+    layouts_to_messages,
+    pack_layout,
+    policy_to_message,
+    unpack_layout,
+    untrained_to_messages,
+)
 from skerry.wire.policy import OuterSchedule, Policy
 
 _log = get_logger(__name__)
@@ -176,7 +181,7 @@ async def _create_from_model(session: Session) -> types_pb2.Run:
         plan=plan_fragments(parameters.tensors, fragment_count=settings.fragment_count),
         dtypes=parameters.dtypes,
         policy=settings.policy or Policy(),
-        untrained=recorded(await session.workers.run(parameters.untrained)),
+        untrained=untrained_to_messages(await session.workers.run(parameters.untrained)),
         creator=settings.learner_id,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
@@ -11,28 +10,12 @@ from skerry.errors import error_of
 from skerry.exchange.session import Session
 from skerry.runtime.logs import get_logger
 from skerry.v1 import types_pb2
-from skerry.wire.messages import untrained_from_messages, untrained_to_messages
+from skerry.wire.messages import untrained_from_messages
 from skerry.wire.untrained import UntrainedTensor
 
 _log = get_logger(__name__)
 
-# Packed, as they travel beside the run's tensors, which take less. Checksums can't be packed.
-_MOST_BYTES: Final = 2 * 2**20
 _NAMED: Final = 3  # in a message
-
-
-def recorded(tensors: Sequence[UntrainedTensor]) -> list[types_pb2.UntrainedTensor]:
-    """Returns what a new run is told of the rest of its model; nothing where that would be too long."""
-    messages = untrained_to_messages(tensors)
-    if (size := len(zlib.compress(b"".join(message.SerializeToString() for message in messages)))) > _MOST_BYTES:
-        _log.warning(
-            "too many frozen parameters for the run to record: whether learners have the same is not checked",
-            tensors=len(tensors),
-            bytes=size,
-            limit=_MOST_BYTES,
-        )
-        return []
-    return messages
 
 
 async def check_untrained(session: Session, run: types_pb2.Run) -> None:

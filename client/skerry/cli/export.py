@@ -16,12 +16,12 @@ from click.core import ParameterSource
 
 from skerry import RunsClient
 from skerry.cli.adapters import adapter_keys
+from skerry.cli.base_model import BaseModel
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.v1.types_pb2 import Run
-from skerry.wire.base_model import BaseModel
 from skerry.wire.messages import untrained_from_messages
 from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import pytest
 
 from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2 as exchange
+from skerry_syncer.access.limits import MAX_MESSAGE_BYTES
 from skerry_syncer.rpc.interceptor import Interceptor
 from skerry_syncer.run.metrics import SyncerMetrics
 
+PULL = exchange.PullFragmentRequest(run="demo").SerializeToString()
 
-async def test_a_client_that_vanishes_in_a_download_is_no_failure_of_the_syncer() -> None:
+
+async def refusals(sent: Sequence[bytes], *, uri: str = "", **options: Any) -> list[str]:
+    """Returns the reasons for which a call of PullFragment is refused; no client reads its answers."""
+
     async def pull(_request: Any, _context: Any) -> AsyncIterator[exchange.PullFragmentResponse]:
         yield exchange.PullFragmentResponse()
 
@@ -23,13 +29,46 @@ async def test_a_client_that_vanishes_in_a_download_is_no_failure_of_the_syncer(
         return grpc.unary_stream_rpc_method_handler(pull, request_deserializer=parse)
 
     async def requests() -> AsyncIterator[bytes]:
-        yield exchange.PullFragmentRequest().SerializeToString()
+        for data in sent:
+            yield data
 
     async def write(_data: bytes) -> None:
         raise grpc.aio.InternalError("the connection is lost")
 
+    async def abort(*_: Any) -> None:
+        pass
+
     metrics = SyncerMetrics(SystemClock())
     details: Any = SimpleNamespace(method="/skerry.v1.Exchange/PullFragment")
-    handler: Any = await Interceptor(metrics).intercept_service(found, details)
-    await handler.stream_stream(requests(), SimpleNamespace(auth_context=dict, peer=lambda: "", write=write))
-    assert [sample for metric in metrics.refusals.collect() for sample in metric.samples] == []
+    handler: Any = await Interceptor(metrics, **options).intercept_service(found, details)
+    identity = {"peer_uri": [uri.encode()]} if uri else {}
+    context = SimpleNamespace(auth_context=lambda: identity, peer=lambda: "", write=write, abort=abort)
+    await handler.stream_stream(requests(), context)
+    samples = [sample for metric in metrics.refusals.collect() for sample in metric.samples]
+    return [sample.labels["reason"] for sample in samples if sample.name.endswith("_total")]
+
+
+async def test_a_client_that_vanishes_in_a_download_is_no_failure_of_the_syncer() -> None:
+    assert await refusals([PULL]) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [([], "BAD_REQUEST"), ([b"\xff"], "BAD_REQUEST"), ([bytes(MAX_MESSAGE_BYTES + 1)], "TOO_LARGE")],
+)
+async def test_a_message_that_is_missing_broken_or_too_large_is_refused(sent: list[bytes], reason: str) -> None:
+    assert await refusals(sent) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("uri", "reasons"),
+    [
+        ("", ["UNAUTHENTICATED"]),
+        ("skerry://owner/us", ["UNAUTHENTICATED"]),
+        ("skerry://learner/other/us", ["PERMISSION_DENIED"]),
+        ("skerry://learner/demo/us", []),
+        ("skerry://reader/prom", []),
+    ],
+)
+async def test_with_roles_a_caller_is_whom_its_certificate_names(uri: str, reasons: list[str]) -> None:
+    assert await refusals([PULL], uri=uri, has_roles=True) == reasons

@@ -12,7 +12,7 @@ changed fragment are then close to where they were before the change; the steps 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,7 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 _LOOKED_AT: Final = 2**12
 _SAMPLED: Final = 2**10  # weights of a fragment
 _NAMED: Final = 3  # in a message
+_UNKNOWN: Final = -1  # a result that is not copied yet
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
@@ -70,7 +71,7 @@ class Watch:
         self._before_load: list[int] | None = None  # checksums, while loaded weights are not those that were trained
         self._loading: torch.nn.Module | None = None  # the outermost that is loaded just now
         self._changes: dict[str, Change] = {}  # since the last step, by fragment
-        self._are_undone: list[torch.Tensor] = []  # of the changes before
+        self._are_undone: list[torch.Tensor] = []  # 0 or 1, once known, for each change before
         self._has_warned = False
         self._handles: list[Any] = []
         for module in model.modules() if isinstance(model, torch.nn.Module) else ():
@@ -153,17 +154,16 @@ class Watch:
         return [int(checksum(part)) for *_, part in self._tensors.values()]
 
     def _count_writes(self) -> int:
-        """Returns how often the tensors were written to in place."""
-        return sum(part._version for *_, part in self._tensors.values())  # noqa: SLF001 - checksums take longer
+        return _write_count(part for *_, part in self._tensors.values())
 
     # Changes by the exchange.
 
-    def changing(self, fragment: str, tensors: Iterable[torch.Tensor], change: Work) -> Work:
+    def changing(self, fragment: str, tensors: Sequence[torch.Tensor], change: Work) -> Work:
         """Returns the change of a fragment's weights, with a look at some of them before and after."""
         plain = [tensor for tensor in tensors if type(tensor) is torch.Tensor]
 
         def work() -> None:
-            write_count = self._count_writes()
+            write_count = _write_count(tensors)
             if plain:
                 tensor = max(plain, key=torch.Tensor.numel)
                 places = torch.arange(0, tensor.numel(), 1 + tensor.numel() // _SAMPLED, device=tensor.device)
@@ -173,20 +173,32 @@ class Watch:
             else:
                 change()
             if self._write_count is not None:
-                self._write_count += self._count_writes() - write_count
+                self._write_count += _write_count(tensors) - write_count
 
         return work
 
     def _look_at_changes(self) -> None:
-        """Compares weights at the first step after a change, and reads the results at the second, when no GPU waits."""
-        are_undone, self._are_undone = self._are_undone, [change.is_undone() for change in self._changes.values()]
+        """Compares weights at the first step after a change; nobody waits for what a GPU finds."""
+        for change in self._changes.values():
+            is_undone = change.is_undone().to(torch.int8)
+            result = torch.full((), _UNKNOWN, dtype=torch.int8, device="cpu", pin_memory=is_undone.is_cuda)
+            self._are_undone.append(result.copy_(is_undone, non_blocking=True))
         self._changes.clear()
-        if any(map(bool, are_undone)) and not self._has_warned:
+        results = [int(result) for result in self._are_undone]
+        self._are_undone = [
+            result for result, value in zip(self._are_undone, results, strict=True) if value == _UNKNOWN
+        ]
+        if 1 in results and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "the optimizer has written weights of its own over those of the run, so this learner takes from the "
                 "run what others bring: give copies=, a function that returns the optimizer's copy of a parameter"
             )
+
+
+def _write_count(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns how often the tensors were written to in place."""
+    return sum(tensor._version for tensor in tensors)  # noqa: SLF001 - checksums take longer
 
 
 class _Hook:

@@ -77,13 +77,13 @@ class Store:
         check_id(spec.uid, "run uid")
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
         data = await self._creator.create_or_read(name, await self._workers.run(spec.to_bytes))
-        found = await self._workers.run(_parse_spec, name, data)
-        same = dataclasses.replace(found, created_at_unix_s=spec.created_at_unix_s)
+        created = await self._workers.run(_parse_spec, name, data)
+        same = dataclasses.replace(created, created_at_unix_s=spec.created_at_unix_s)
         if not await self._workers.run(operator.eq, same, spec):  # of many tensors it takes long
             raise DraftConflictError(
                 f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
             )
-        return await self._open(found)
+        return await self._open(created)
 
     async def open_run(self, name: str, uid: str) -> Run:
         """Returns the run's log, folded to its end. Drafts and deleted runs can be opened too.
@@ -175,14 +175,10 @@ class Store:
         """
         check_id(uid, "run uid")
         history = await self.name_history(name)
-        number, current = len(history), history[-1] if history else None
-        if current is None and uid in history:
+        if uid in history and history[-1] is None:
             raise RunNotFoundError(f"run was deleted. run={name}, uid={uid}")
-        while current is None:
-            number += 1
-            # Equal bytes mean the same thing from every writer, so they need no write id.
-            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), _name_bytes(uid)))
-        if current != uid:
+        current = await self._change_name(name, history, before=None, after=uid)
+        if current is not None and current != uid:
             raise RunExistsError(f"another run has that name. run={name}, uid={current}", uid=current)
 
     async def unpublish(self, name: str, uid: str) -> None:
@@ -192,13 +188,21 @@ class Store:
             RunNotFoundError: the name belongs to another run.
             OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
         """
-        history = await self.name_history(name)
-        number, current = len(history), history[-1] if history else None
-        while current == uid:
-            number += 1
-            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), _name_bytes(None)))
+        current = await self._change_name(name, await self.name_history(name), before=uid, after=None)
         if current is not None:
             raise RunNotFoundError(f"another run has that name. run={name}, uid={current}")
+
+    async def _change_name(
+        self, name: str, history: Sequence[str | None], *, before: str | None, after: str | None
+    ) -> str | None:
+        """Makes a name that means `before` mean `after`, and returns what it means then, which others may decide."""
+        number, current = len(history), history[-1] if history else None
+        # Equal bytes mean the same thing from every writer, so they need no write id.
+        data = canonical_json({"format": FORMAT, "uid": after})
+        while current == before:
+            number += 1
+            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), data))
+        return current
 
     async def resolve(self, name: str) -> str:
         """Returns the uid of the run that has the name.
@@ -258,10 +262,6 @@ class Store:
 
 def _name_path(name: str, number: int) -> str:
     return f"runs/{name}/names/{number:020}"
-
-
-def _name_bytes(uid: str | None) -> bytes:
-    return canonical_json({"format": FORMAT, "uid": uid})
 
 
 def _parse_name(name: str, data: bytes) -> str | None:

@@ -231,15 +231,16 @@ def gc(
     if is_all == (run is not None) or (is_all and uid is not None):
         raise click.UsageError("give either a run or --all")
 
-    async def delete_drafts(store: Store, name: str, now_unix_s: float) -> list[NamelessRun]:
-        before = now_unix_s - litter_age
+    async def delete_drafts(store: Store, name: str, before: float) -> list[NamelessRun]:
         drafts = await nameless_runs(store, name, modified_before_unix_s=before, includes_deleted=deleted_runs)
-        drafts = [draft for draft in drafts if uid in (None, draft.uid)]
         return [
-            draft for draft in drafts if not yes or await delete_nameless(store, draft, modified_before_unix_s=before)
+            draft
+            for draft in drafts
+            if uid in (None, draft.uid)
+            and (not yes or await delete_nameless(store, draft, modified_before_unix_s=before))
         ]
 
-    async def collect_run(store: Store, name: str, now_unix_s: float) -> tuple[CollectionPlan, bool]:
+    async def collect_run(store: Store, name: str, before: float) -> tuple[CollectionPlan, bool]:
         run_uid = uid or await resolved(store, name)
         log = (await (store.open_run(name, run_uid) if yes else store.read_run(name, run_uid))).log
         policy = log.state.policy
@@ -251,7 +252,7 @@ def gc(
             plan_collection,
             log,
             policy,
-            litter_before_unix_s=now_unix_s - litter_age,
+            litter_before_unix_s=before,
             keeps_quarantined=not drop_quarantined,
         )
         if not yes:
@@ -264,11 +265,12 @@ def gc(
         async with opened_store(store_url, writes=yes) as (store, _):
             # A dry run writes nothing, so it can't ask the store for its time.
             now_unix_s = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
+            before = now_unix_s - litter_age
             for name in await store.objects.folders("runs") if run is None else [run]:
-                drafts = await delete_drafts(store, name, now_unix_s)
+                drafts = await delete_drafts(store, name, before)
                 plan, is_damaged = CollectionPlan(), False
                 if not (drafts or is_all) or (uid is None and any((await store.name_history(name))[-1:])):
-                    plan, is_damaged = await collect_run(store, name, now_unix_s)
+                    plan, is_damaged = await collect_run(store, name, before)
                 is_any_damaged |= is_damaged
                 if is_all and not is_json:
                     click.echo(f"{name}:")

@@ -42,7 +42,7 @@ async def nameless_runs(
         LogCorruptError: the name's objects can't be read, so nothing is known to be a draft.
         StoreUnavailableError: the store can't be read.
     """
-    found = []
+    runs = []
     for folder in await store.objects.folders(f"runs/{name}"):
         try:
             uid = check_id(folder, "run uid")
@@ -50,8 +50,8 @@ async def nameless_runs(
             continue
         run = await _nameless(store, name, uid, modified_before_unix_s, includes_deleted=includes_deleted)
         if run is not None:
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs
 
 
 async def delete_nameless(store: Store, run: NamelessRun, *, modified_before_unix_s: float) -> bool:
@@ -64,8 +64,8 @@ async def delete_nameless(store: Store, run: NamelessRun, *, modified_before_uni
     """
 
     async def is_nameless() -> bool:
-        looked = await _nameless(store, run.name, run.uid, modified_before_unix_s, includes_deleted=run.was_named)
-        return looked is not None
+        now = await _nameless(store, run.name, run.uid, modified_before_unix_s, includes_deleted=run.was_named)
+        return now is not None
 
     spec_name = entry_name(run_prefix(run.name, run.uid), 0)
     try:

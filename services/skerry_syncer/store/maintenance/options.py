@@ -89,7 +89,7 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
             help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
         ),
     )
-    return lambda function: reduce(lambda given, option: option(given), options, function)
+    return lambda function: reduce(lambda command, option: option(command), options, function)
 
 
 @asynccontextmanager

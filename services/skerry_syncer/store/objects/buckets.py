@@ -94,13 +94,13 @@ class ObstoreObjects:
         """Yields the object's bytes from `offset`, one range after another."""
         check_object_name(name)
         with translated_errors("stream", name):
-            while (found := await self._range(name, offset, self._range_bytes)) is not None:
-                async for piece in found.stream(min_chunk_size=STREAM_CHUNK_BYTES):
+            while (answer := await self._range(name, offset, self._range_bytes)) is not None:
+                async for piece in answer.stream(min_chunk_size=STREAM_CHUNK_BYTES):
                     view = memoryview(piece)
                     for start in range(0, len(view), STREAM_CHUNK_BYTES):
                         yield bytes(view[start : start + STREAM_CHUNK_BYTES])
                     offset += len(view)
-                if offset >= found.meta["size"]:
+                if offset >= answer.meta["size"]:
                     return
 
     async def folders(self, prefix: str) -> list[str]:
@@ -148,9 +148,9 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
     except (exceptions.BaseError, OSError) as error:
         # obstore adds its own source code after the first line; the file system's errors have only one line.
         cause, code = str(error).partition("\n")[0], _ERROR_CODE.search(str(error))
-        kind, what = _kind_of(error)
+        kind, problem = _kind_of(error)
         facts = f"operation={operation}, name={name}, cause={cause}{f', code={code[1]}' if code else ''}"
-        raise kind(f"{what}. {facts}") from error
+        raise kind(f"{problem}. {facts}") from error
 
 
 def _kind_of(error: Exception) -> tuple[type[StoreFullError | StoreUnavailableError], str]:

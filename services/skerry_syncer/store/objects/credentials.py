@@ -60,9 +60,9 @@ def checked_endpoint(options: Mapping[str, str]) -> str:
     Raises:
         StoreURLError: it is no URL of a server, for which obstore panics.
     """
-    given = {"endpoint": options["endpoint"]} if "endpoint" in options else os.environ
+    variables = {"endpoint": options["endpoint"]} if "endpoint" in options else os.environ
     for name in ("endpoint", *_ENDPOINTS):
-        if (url := given.get(name)) is None:
+        if (url := variables.get(name)) is None:
             continue
         try:
             parts = urlsplit(url)
@@ -85,8 +85,8 @@ def _shared() -> dict[str, str]:
         section = parser[os.environ.get("AWS_PROFILE") or "default"]
     except (configparser.Error, KeyError, OSError, UnicodeDecodeError):
         return {}
-    found = {name.removeprefix("aws_"): section[name] for name in _KEYS if name in section}
-    return found if {"access_key_id", "secret_access_key"} <= found.keys() else {}
+    keys = {name.removeprefix("aws_"): section[name] for name in _KEYS if name in section}
+    return keys if {"access_key_id", "secret_access_key"} <= keys.keys() else {}
 
 
 def _has_metadata() -> bool:

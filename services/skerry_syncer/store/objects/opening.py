@@ -143,8 +143,8 @@ def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:
         client: ClientConfig = {**_CLIENT, "allow_http": True}
         if is_loopback(checked_endpoint(options)):
             client = {**client, **_WITHOUT_PROXY}
-        given = {**options, **found_credentials(options)}
-        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **given)  # type: ignore[arg-type]  # names are checked by obstore
+        settings = {**options, **found_credentials(options)}
+        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **settings)  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:
         cause = str(error).partition("\n")[0]
         raise StoreURLError(f"bucket can't be used; {_HELP}. url={url!r}, cause={cause}") from error

@@ -61,10 +61,10 @@ class Creator:
             except StoreError as error:
                 failure = error
             try:
-                found = await self.objects.get(name)
+                stored = await self.objects.get(name)
                 # The caller will act on the object, even if another writer made it, so it must be durable.
                 await self.objects.sync_parent(name)
-                return found
+                return stored
             except ObjectMissingError:
                 if isinstance(failure, StoreFullError):
                     raise failure from None

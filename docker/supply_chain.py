@@ -29,9 +29,9 @@ _INSTALLED: Final = (
 )
 
 
-def _tool(name: str, *words: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+def _tool(name: str, *words: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / name), *map(str, words)]
-    return subprocess.run(command, input=given, cwd=ROOT, text=True, capture_output=True, check=False)
+    return subprocess.run(command, input=text, cwd=ROOT, text=True, capture_output=True, check=False)
 
 
 def _pyproject() -> dict[str, Any]:
@@ -65,12 +65,12 @@ def sbom() -> int:
     _SBOMS.mkdir(parents=True, exist_ok=True)
     made = [_describe("wheel", _pyproject()["project"]["dependencies"])]
     for image, otherwise in (("syncer", locked("syncer")), ("learner", [])):
-        found = _in_image(f"skerry-{image}")
-        if found is None:
+        installed = _in_image(f"skerry-{image}")
+        if installed is None:
             what = f"listed as locked in {_LOCKS[image]}" if otherwise else "not listed"
             print(f"sbom: there is no image skerry-{image} here; {what}")
-        if found or otherwise:
-            made.append(_describe(image, found or otherwise))
+        if installed or otherwise:
+            made.append(_describe(image, installed or otherwise))
     return max(made)
 
 
@@ -85,9 +85,9 @@ def _in_image(image: str) -> list[str] | None:
 def _describe(name: str, requirements: Iterable[str]) -> int:
     out = _SBOMS / f"{name}.cdx.json"
     words = ("--pyproject", "pyproject.toml", "--mc-type", "library" if name == "wheel" else "application")
-    wanted = [one for one in requirements if not one.startswith("skerry==")]
+    wanted = [requirement for requirement in requirements if not requirement.startswith("skerry==")]
     made = _tool(
-        "cyclonedx-py", "requirements", *words, "--output-reproducible", "-o", out, "-", given="\n".join(wanted)
+        "cyclonedx-py", "requirements", *words, "--output-reproducible", "-o", out, "-", text="\n".join(wanted)
     )
     if made.returncode:
         sys.stderr.write(made.stderr)
@@ -105,10 +105,11 @@ def audit() -> int:
     except (ValueError, KeyError):
         print(f"audit: the advisories were not reached, so nothing is known. {asked.stderr.strip()[-300:]}")
         return 2
-    unknown = [one["name"] for one in packages if "skip_reason" in one]
-    weak = [(one, found) for one in packages for found in one.get("vulns", ())]
-    for one, found in weak:
-        print(f"audit: {one['name']} {one['version']}: {found['id']}, mended in {', '.join(found['fix_versions'])}")
+    unknown = [package["name"] for package in packages if "skip_reason" in package]
+    weak = [(package, advisory) for package in packages for advisory in package.get("vulns", ())]
+    for package, advisory in weak:
+        fixes = ", ".join(advisory["fix_versions"])
+        print(f"audit: {package['name']} {package['version']}: {advisory['id']}, mended in {fixes}")
     print(f"audit: {len(packages)} packages, {len(weak)} advisories")
     if unknown:
         print(f"audit: the advisories were not reached for {len(unknown)} packages, so nothing is known of them")

@@ -26,9 +26,9 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         model, optimizer, tokens_per_step=32, planned_step_count=int(steps),
         target=TARGET, run="accelerate", learner_id=learner_id, create=True,
     )  # fmt: skip
-    for given, wanted in itertools.chain.from_iterable(itertools.repeat(loader)):
+    for inputs, targets in itertools.chain.from_iterable(itertools.repeat(loader)):
         with accelerator.accumulate(model):
-            accelerator.backward(torch.nn.functional.mse_loss(model(given), wanted))
+            accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
     )
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"]))
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01)
     learner = attach(
         model, optimizer, tokens_per_step=8 * 16, planned_step_count=int(steps),
         target=TARGET, run="lora", learner_id=learner_id, create=True,

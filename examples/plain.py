@@ -26,10 +26,10 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         model, target=TARGET, run="plain", learner_id=learner_id, create=True, planned_step_count=EPOCHS * BATCHES
     ) as learner:
         for epoch in range(EPOCHS):
-            for given, wanted in loader:
-                loss = nn.functional.mse_loss(model(given), wanted)
+            for inputs, targets in loader:
+                loss = nn.functional.mse_loss(model(inputs), targets)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                learner.step(tokens=len(given), loss=loss.item())
+                learner.step(tokens=len(inputs), loss=loss.item())
             print(f"epoch {epoch + 1}, loss {loss.item():.3f}, versions {dict(learner.stats.versions)}")

@@ -183,8 +183,8 @@ def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys
     own = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in run.tensors}
     header, dtypes = checkpoint_header(
         {keys[name]: own[name] for fragment in run.fragments for name in fragment.tensors},
-        before={name: one.place for name, one in before.items()},
-        behind={name: one.place for name, one in behind.items()},
+        before={name: tensor.place for name, tensor in before.items()},
+        behind={name: tensor.place for name, tensor in behind.items()},
         dtype=dtype,
         run=run.name,
         uid=run.uid,

@@ -86,7 +86,7 @@ def runs() -> None:
 @with_client
 def list_(client: RunsClient) -> Answer:
     """List the runs of a syncer."""
-    found = client.list_runs()
+    listed = client.list_runs()
     rows = [
         {
             "run": run.name,
@@ -97,10 +97,10 @@ def list_(client: RunsClient) -> Answer:
             "position": str(run.position),
             "created": _created_at(run),
         }
-        for run in found
+        for run in listed
     ]
     none = "there are no runs. A learner creates one when it starts: skerry learn NAME"
-    return [_summary(run) for run in found], [table(rows) if rows else none]
+    return [_summary(run) for run in listed], [table(rows) if rows else none]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs show demo")
@@ -221,15 +221,15 @@ def close(client: RunsClient, run: str) -> Answer:
 @with_client
 def delete(client: RunsClient, run: str, *, uid: str | None, yes: bool) -> None:
     """Delete a run: its name is free at once, its objects stay in the store until `skerry gc` removes them."""
-    found = client.get_run(run, uid=uid).run
+    doomed = client.get_run(run, uid=uid).run
     if not yes:
         click.confirm(
-            f"delete {found.name} ({found.uid}, {count_text(_parameter_count(found.tensors))} parameters, "
-            f"versions {_version_range(found)})?",
+            f"delete {doomed.name} ({doomed.uid}, {count_text(_parameter_count(doomed.tensors))} parameters, "
+            f"versions {_version_range(doomed)})?",
             abort=True,
         )
-    client.delete_run(run, found.uid)
-    click.echo(f"deleted {found.name} ({found.uid})")
+    client.delete_run(run, doomed.uid)
+    click.echo(f"deleted {doomed.name} ({doomed.uid})")
 
 
 @click.command(

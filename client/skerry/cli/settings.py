@@ -68,12 +68,12 @@ def _fill(
     below = {key: value for key, value in table.items() if key in children and isinstance(value, Mapping)}
     own = {key.replace("_", "-"): value for key, value in table.items() if key not in below}
     strangers = [path + key for key in own if not any(key in _settable(child) for child in _tree(command))]
-    given, settable = {**inherited, **own}, _settable(command)
+    merged, settable = {**inherited, **own}, _settable(command)
     result: dict[str, Any] = {
-        str(settable[key].name): _value(settable[key], key, value) for key, value in given.items() if key in settable
+        str(settable[key].name): _value(settable[key], key, value) for key, value in merged.items() if key in settable
     }
     for name, child in children.items():
-        result[name], more = _fill(child, below.get(name, {}), given, f"{path}{name}.")
+        result[name], more = _fill(child, below.get(name, {}), merged, f"{path}{name}.")
         strangers += more
     return result, strangers
 

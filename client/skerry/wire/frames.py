@@ -41,7 +41,7 @@ _LARGEST_ELEMENT: Final = 2**63 - 1
 
 
 class Frame(NamedTuple):
-    """A frame whose header and checksum are right. `decode_frame` checks whether it fits a fragment."""
+    """A frame whose header, and checksum if it has its payload, are right; `decode_frame` checks that it fits."""
 
     codec: Codec
     compressor: Compressor
@@ -50,9 +50,15 @@ class Frame(NamedTuple):
     first: int
     """First element, in the fragment."""
     numel: int
+    payload_size: int
     raw_size: int
     """Declared bytes once decompressed, at most 5 an element: a code, and a scale where a block has one element."""
-    payload: bytes | memoryview
+    payload: bytes | memoryview = b""
+
+    @property
+    def frame_size(self) -> int:
+        """Bytes of the whole frame, at most those of the header and 5 an element."""
+        return HEADER_SIZE + self.payload_size
 
 
 def encode_frames(
@@ -138,25 +144,8 @@ def pack_frame(cut: Cut, raw: NDArray[np.uint8], encoding: Encoding) -> bytes:
     return b"".join((header, _CRC.pack(checksum), payload))
 
 
-class FrameHeader(NamedTuple):
-    """A frame's first 32 bytes without magic and checksum."""
-
-    codec: Codec
-    compressor: Compressor
-    block: int
-    first: int
-    numel: int
-    payload_size: int
-    raw_size: int
-
-    @property
-    def frame_size(self) -> int:
-        """Bytes of the whole frame, at most those of the header and 5 an element."""
-        return HEADER_SIZE + self.payload_size
-
-
-def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
-    """Return the header at the start of `buffer`, checked as far as is possible without the fragment's layout.
+def parse_header(buffer: bytes | bytearray | memoryview) -> Frame:
+    """Return the frame at the start of `buffer` without its payload, checked as far as it can be without a layout.
 
     Raises:
         FrameError: TRUNCATED, BAD_HEADER, TOO_LARGE or BOMB. The checksum is for `parse_frames`.
@@ -186,7 +175,7 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> FrameHeader:
     if (payload_size == raw_size) != (compressor is Compressor.NONE):
         msg = f"payload's size and compressor disagree. payload={payload_size}, raw={raw_size}"
         raise FrameError(WireReason.BAD_HEADER, msg)
-    return FrameHeader(codec, compressor, block, first, numel, payload_size, raw_size)
+    return Frame(codec, compressor, block, first, numel, payload_size, raw_size)
 
 
 def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
@@ -207,7 +196,7 @@ def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
         if actual != expected:
             msg = f"checksum mismatch. expected={expected:08x}, actual={actual:08x}, first={header.first}"
             raise FrameError(WireReason.CHECKSUM, msg)
-        yield Frame(header.codec, header.compressor, header.block, header.first, header.numel, header.raw_size, payload)
+        yield header._replace(payload=payload)
         rest = rest[end:]
 
 
@@ -284,16 +273,11 @@ def decode_frames(
             past the range, TRUNCATED when they end before it does. `out` is then of no use.
     """
     check_range_array("out", out)
-    position = first
-    for frame in parse_frames(buffer):
-        if frame.first != position or frame.first + frame.numel > first + len(out):
-            msg = f"frame out of place. expected_first={position}, first={frame.first}, numel={frame.numel}"
-            raise FrameError(WireReason.LAYOUT, msg)
-        decode_frame(frame, layout, out[position - first : position - first + frame.numel], digest=digest)
-        position += frame.numel
-    if position != first + len(out):
-        msg = f"frames end before their range does. expected={first + len(out)}, actual={position}"
-        raise FrameError(WireReason.TRUNCATED, msg)
+    reader = FrameReader(first, len(out), batch_numel=len(out) + 1)
+    for batch in reader.feed(buffer):
+        for frame in parse_frames(batch.data):
+            decode_frame(frame, layout, out[frame.first - first : frame.first - first + frame.numel], digest=digest)
+    reader.finish()
 
 
 def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
@@ -330,7 +314,7 @@ class FrameReader:
         self._batch_numel = batch_numel
         self._begun = bytearray()  # of the frame that begins at `_at`
 
-    def feed(self, piece: bytes | memoryview) -> list[FrameBatch]:
+    def feed(self, piece: bytes | bytearray | memoryview) -> list[FrameBatch]:
         """Returns the batches that `piece` completes.
 
         Raises:
@@ -378,7 +362,7 @@ class FrameReader:
         self._begun += rest[:missing]
         return rest[missing:]
 
-    def _following(self, data: bytearray | memoryview, position: int) -> FrameHeader:
+    def _following(self, data: bytearray | memoryview, position: int) -> Frame:
         header = parse_header(data)
         if header.first != position or header.first + header.numel > self._stop:
             raise FrameError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.entries import CollectedItem, Decided, Fate, FateItem, RunStatus, StatusItem
+from skerry_syncer.store.log.entries import CollectedItem, Fate, RunStatus, StatusItem
 from skerry_syncer.store.maintenance.checking import Problem, VerifyReport, position_before, verify_run, versions_since
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
@@ -126,13 +126,6 @@ async def test_a_log_that_lost_its_end_is_found() -> None:
     driver = await trained()
     await driver.objects.delete([f"{driver.log.prefix}/log/{driver.log.state.position:020}"])
     assert not (await verify(driver)).ok
-
-
-async def test_a_delta_that_expired_by_name_is_accounted_for() -> None:
-    driver = await trained()
-    (pending,) = driver.log.state.fragments[FRAGMENT].pending
-    await driver.append(FateItem((Decided(pending, Fate.EXPIRED, "too old"),)))
-    assert (await verify(driver)).ok
 
 
 async def test_since_a_position_or_a_time_are_the_versions_that_were_the_newest_then() -> None:

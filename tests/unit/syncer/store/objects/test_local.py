@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import random
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.store.errors import (
-    ObjectExistsError,
     ObjectMissingError,
-    RunNotFoundError,
     StoreFullError,
     StoreUnavailableError,
 )
@@ -147,20 +144,6 @@ async def test_a_cut_at_any_step_leaves_the_whole_object_or_none(tmp_path: Path,
     assert 0 < acknowledged_count < 40, "some cuts fell inside, some after the end"
 
 
-async def test_a_number_is_never_blocked_by_what_a_cut_left(tmp_path: Path) -> None:
-    for cut_at in cut_points():
-        root = tmp_path / str(cut_at)
-        root.mkdir()
-        try:
-            await put(opened(root, CuttableFileSystem(root, cut_at)), "create")
-        except PowerCutError:
-            again = opened(root, FileSystem(), seed=1)
-            try:
-                await again.create(ENTRY, CONTENT)
-            except ObjectExistsError:
-                assert await again.get(ENTRY) == CONTENT
-
-
 async def test_what_another_process_published_survives_once_it_was_met(tmp_path: Path) -> None:
     for cut_at in cut_points():
         root = tmp_path / str(cut_at)
@@ -269,30 +252,12 @@ async def test_a_store_that_fails_to_open_is_unavailable(
         await (begun if way in {"get", "folders"} else anext(begun))
 
 
-async def test_a_file_that_can_not_be_looked_at_makes_the_store_unavailable(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "loop").symlink_to("loop")
-    with pytest.raises(StoreUnavailableError):
-        _ = [one async for one in opened(tmp_path, FileSystem()).list("runs")]
-
-
 async def test_a_linked_folder_is_listed(tmp_path: Path) -> None:
     objects = opened(tmp_path, FileSystem())
     await objects.create("elsewhere/run/uid/x", CONTENT)
     (tmp_path / "runs").symlink_to("elsewhere")
     assert await objects.folders("runs") == ["run"]
     assert [one.name async for one in objects.list("runs")] == ["runs/run/uid/x"]
-
-
-async def test_reading_makes_no_folder(tmp_path: Path) -> None:
-    store = store_on(CuttableFileSystem(tmp_path), "reader", seed=0)
-    await opened_run(store)
-    await store.publish(RUN.name, RUN.uid)
-    await store.resolve(RUN.name)
-    shutil.rmtree(tmp_path / "runs")
-    with pytest.raises(RunNotFoundError):
-        await store.resolve(RUN.name)
-    assert not (tmp_path / "runs").exists()
 
 
 class FullFileSystem(FileSystem):

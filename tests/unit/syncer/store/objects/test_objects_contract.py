@@ -25,11 +25,6 @@ async def names_below(objects: Objects, prefix: str) -> dict[str, int]:
     return {info.name: info.size_bytes async for info in objects.list(prefix)}
 
 
-async def test_what_was_created_is_read_at_once(objects: Objects) -> None:
-    await objects.create("a/b/1", b"entry")
-    assert await objects.get("a/b/1") == b"entry"
-
-
 async def test_a_name_is_created_once(objects: Objects) -> None:
     await objects.create("a/1", b"first")
     with pytest.raises(ObjectExistsError):

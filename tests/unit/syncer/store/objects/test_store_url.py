@@ -105,12 +105,6 @@ def test_a_command_that_a_bucket_refuses_ends_though_threads_of_it_do_not(
     assert "bucket does not exist" in errors[0]
 
 
-async def test_a_bucket_that_is_not_there_is_unavailable_not_empty(s3_options: dict[str, str]) -> None:
-    objects = open_objects("s3://no-such-bucket-here/x", options=s3_options)
-    with pytest.raises(StoreUnavailableError):
-        await objects.create("a", b"x")
-
-
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     options = {"endpoint": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
     objects = open_objects("s3://bucket/x", options=options)

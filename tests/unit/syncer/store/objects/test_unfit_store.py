@@ -15,7 +15,7 @@ from moto import settings as moto_settings
 from skerry.runtime.clock import SystemClock
 from skerry_syncer.command import serve
 from skerry_syncer.server import ServerSettings, serving
-from skerry_syncer.store.errors import StoreFullError, StoreRefusedError, StoreUnavailableError, StoreURLError
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError, StoreURLError
 from skerry_syncer.store.maintenance.collecting import gc
 from skerry_syncer.store.maintenance.reading import log
 from skerry_syncer.store.objects.interface import Objects
@@ -84,11 +84,6 @@ def test_wrong_credentials_end_a_syncer_with_what_the_store_said(
     assert result.exit_code == 2
     assert "refuses the credentials" in result.output
     assert "InvalidAccessKeyId" in result.output
-
-
-async def test_a_bucket_that_does_not_exist_ends_a_syncer(url: str) -> None:
-    with pytest.raises(StoreRefusedError, match="bucket does not exist"):
-        await start(open_objects(url.replace("skerry-test", "no-such-bucket")))
 
 
 async def test_a_syncer_says_that_the_store_does_not_answer_and_begins_when_it_does() -> None:

@@ -1,8 +1,7 @@
-"""What the quickstart says to type, typed in fresh environments: from the wheel and the sdist, on every Python here."""
+"""What the quickstart says to type, typed in fresh environments: from the wheel and the sdist."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -17,36 +16,13 @@ from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-SUPPORTED: Final = ("3.11", "3.12", "3.13", "3.14")
-# All together take half an hour, most of which is PyTorch's installation.
-_EVERY: Final = "SKERRY_EVERY_INSTALL" in os.environ
-_NOT_ALL: Final = "SKERRY_EVERY_INSTALL=1 tries all Pythons that are here, and PyTorch from the sdist too"
 _FIRST_VERSION_S: Final = 300
 
 
-def interpreter(version: str) -> Path:
-    """Returns the Python of this version, or skips the test."""
-    is_own = version == f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if not is_own and not _EVERY:
-        pytest.skip(_NOT_ALL)
-    places = [Path(sys.executable)] if is_own else []
-    places += [Path(found)] if (found := shutil.which(f"python{version}")) else []
-    places += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    for place in places:
-        if place.exists():
-            return place.resolve()
-    pytest.skip(f"Python {version} is not on this machine")
-
-
-@pytest.fixture(params=SUPPORTED)
-def python(request: pytest.FixtureRequest) -> Path:
-    return interpreter(request.param)
-
-
 @pytest.fixture(params=["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
-def environment(request: pytest.FixtureRequest, built: Path, python: Path, tmp_path: Path) -> Environment:
+def environment(request: pytest.FixtureRequest, built: Path, tmp_path: Path) -> Environment:
     """A fresh environment beside which `dist` has only a wheel, or only an sdist."""
-    found = Environment(tmp_path / "skerry", python)
+    found = Environment(tmp_path / "skerry", Path(sys.executable).resolve())
     (tmp_path / "skerry" / "dist").mkdir()
     (only,) = built.glob(request.param)
     shutil.copyfile(only, tmp_path / "skerry" / "dist" / only.name)
@@ -62,12 +38,10 @@ def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
         assert newest(environment, "arrays") > 0
 
 
+@pytest.mark.parametrize("environment", ["*.whl"], ids=["wheel"], indirect=True)
 def test_from_pip_install_to_the_first_merged_version(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    is_wheel = any(environment.folder.glob("dist/*.whl"))
-    if not is_wheel and not _EVERY:
-        pytest.skip(_NOT_ALL)
     line = environment.install_line(INSTALL_LINE)
     need_small_torch(environment, line)
     begun_s = time.monotonic()

@@ -26,11 +26,11 @@ from skerry.net.loop_thread import LoopThread
 from skerry.net.replicas import Connection
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
-from tests.e2e.chaos.relay import Link
 from tests.support.audit import check_fates, final_state
 from tests.support.heard_logs import heard_logs
 from tests.support.quadratic import Quadratic
 from tests.support.serve_process import ServeProcess
+from tests.support.tcp_link import Link
 
 # Nothing expires, so that every step ends in a merge.
 POLICY = Policy(inner_step_count=8, lease_term_s=2.0, quarantine_ratio=0.0, max_staleness=10_000)

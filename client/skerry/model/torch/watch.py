@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -36,23 +36,6 @@ _UNKNOWN: Final = -1  # a result that is not copied yet
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
-class Change(NamedTuple):
-    """A few weights around a change by the exchange."""
-
-    tensor: torch.Tensor
-    places: torch.Tensor  # (count,) of its elements
-    before: torch.Tensor  # (count,)
-    after: torch.Tensor  # (count,)
-
-    def is_undone(self) -> torch.Tensor:
-        """Returns whether the weights are nearer to those before than half of the change, as a scalar on the device.
-
-        So the change is larger than what rounding and a step have done since.
-        """
-        distance = (self.tensor.take(self.places).float() - self.before).norm()
-        return torch.lt(distance, (self.after - self.before).norm() / 2)
-
-
 class Watch:
     """The attached tensors of a model, by name, and what has become of them."""
 
@@ -70,7 +53,8 @@ class Watch:
         self._write_count: int | None = None  # up to the last step
         self._before_load: list[int] | None = None  # checksums, while loaded weights are not those that were trained
         self._loading: torch.nn.Module | None = None  # the outermost that is loaded just now
-        self._changes: dict[str, Change] = {}  # since the last step, by fragment
+        # Some weights around each change since the last step, by fragment: tensor, places in it, before, after.
+        self._changes: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._are_undone: list[torch.Tensor] = []  # 0 or 1, once known, for each change before
         self._has_warned = False
         self._handles: list[Any] = []
@@ -169,7 +153,7 @@ class Watch:
                 places = torch.arange(0, tensor.numel(), 1 + tensor.numel() // _SAMPLED, device=tensor.device)
                 before = tensor.take(places).float()
                 change()
-                self._changes[fragment] = Change(tensor, places, before, tensor.take(places).float())
+                self._changes[fragment] = tensor, places, before, tensor.take(places).float()
             else:
                 change()
             if self._write_count is not None:
@@ -179,10 +163,11 @@ class Watch:
 
     def _look_at_changes(self) -> None:
         """Compares weights at the first step after a change; nobody waits for what a GPU finds."""
-        for change in self._changes.values():
-            is_undone = change.is_undone().to(torch.int8)
+        for tensor, places, before, after in self._changes.values():
+            # So the change is larger than what rounding and a step have done since.
+            is_undone = (tensor.take(places).float() - before).norm() < (after - before).norm() / 2
             result = torch.full((), _UNKNOWN, dtype=torch.int8, device="cpu", pin_memory=is_undone.is_cuda)
-            self._are_undone.append(result.copy_(is_undone, non_blocking=True))
+            self._are_undone.append(result.copy_(is_undone.to(torch.int8), non_blocking=True))
         self._changes.clear()
         results = [int(result) for result in self._are_undone]
         self._are_undone = [

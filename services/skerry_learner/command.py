@@ -35,7 +35,7 @@ from skerry_learner.settings import MODEL_CONFIGS, LearnSettings, OptimizerSetti
 if TYPE_CHECKING:
     from skerry import Learner, Policy
     from skerry_learner.checkpoint import TrainingPosition
-    from skerry_learner.training import Training
+    from skerry_learner.training import Trainer
 
 _TARGET_HELP = "Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443."
 _METRICS_HELP = "Address on which Prometheus finds metrics, for example 127.0.0.1:9464.  [default: none]"
@@ -241,19 +241,19 @@ def _learn(settings: LearnSettings, options: dict[str, Any], policy: Policy) -> 
     from skerry.runtime.clock import SystemClock
     from skerry.runtime.logs import log_to_stderr
     from skerry_learner.errors import LearnerInputError
-    from skerry_learner.training import prepare, train
+    from skerry_learner.training import Trainer
 
     log_to_stderr()
     with _stopping() as stop:
         try:
             torch.set_num_threads(options["thread_count"])
-            training = prepare(settings)
+            trainer = Trainer(settings, clock=SystemClock())
             gc.collect()
             gc.freeze()  # scanning modules and data in every collection takes a quarter of a small model's step
             with ExitStack() as stack:
-                learner = None if options["alone"] else _attached(stack, training, options, policy)
+                learner = None if options["alone"] else _attached(stack, trainer, options, policy)
                 stop.is_training = True
-                position = train(training, learner, clock=SystemClock(), stop=stop.event)
+                position = trainer.train(learner, stop=stop.event)
                 if learner is not None and learner.failure is not None:
                     raise learner.failure
             return position
@@ -261,16 +261,16 @@ def _learn(settings: LearnSettings, options: dict[str, Any], policy: Policy) -> 
             raise click.ClickException(str(error)) from error
 
 
-def _attached(stack: ExitStack, training: Training, options: dict[str, Any], policy: Policy) -> Learner:
+def _attached(stack: ExitStack, trainer: Trainer, options: dict[str, Any], policy: Policy) -> Learner:
     """Returns a learner that is attached to its run until the stack is left, as its metrics are served."""
     from skerry import Learner
     from skerry.runtime.exposition import exposed
     from skerry_learner.exposition import LearnerMetrics
 
-    run, learner_id = options["run"], training.settings.learner_id
+    run, learner_id = options["run"], trainer.settings.learner_id
     learner = stack.enter_context(
         Learner(
-            training.model,
+            trainer.model,
             target=options["target"],
             run=run,
             learner_id=learner_id,
@@ -280,7 +280,7 @@ def _attached(stack: ExitStack, training: Training, options: dict[str, Any], pol
             tls=options["tls"],
         )
     )
-    learner.count_from(training.position.step, training.position.tokens)
+    learner.count_from(trainer.position.step, trainer.position.tokens)
     if options["metrics"] is not None:
         with _listening():
             url = stack.enter_context(

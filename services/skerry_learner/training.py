@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -11,11 +10,11 @@ import torch
 from skerry import Learner
 from skerry.runtime.clock import ThreadClock
 from skerry.runtime.logs import get_logger
-from skerry_learner.batches import Batch, BatchSampler, held_out_batches
+from skerry_learner.batches import BatchSampler, held_out_batches
 from skerry_learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
 from skerry_learner.corpus import load_corpus
 from skerry_learner.errors import LearnerInputError
-from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
+from skerry_learner.inner_training import evaluate, inner_step, make_optimizer
 from skerry_learner.metrics import MetricsFile
 from skerry_learner.model import Gpt
 from skerry_learner.schedule import learning_rate, run_position
@@ -28,19 +27,6 @@ _EXCHANGE_FIELDS: Final = (
     "is_attached", "staleness", "bytes_up", "bytes_down", "deltas_acknowledged", "deltas_merged",
     "deltas_returned", "deltas_dropped", "dropped_step_count",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a learner trains with."""
-
-    settings: LearnSettings
-    device: torch.device
-    model: Gpt
-    optimizer: InnerOptimizer
-    sampler: BatchSampler
-    held_out: list[Batch]
-    position: TrainingPosition
 
 
 def choose_device(name: str) -> torch.device:
@@ -62,115 +48,108 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def prepare(settings: LearnSettings) -> Training:
-    """Returns the model, its data and its optimizer, resumed from the local checkpoint where there is one.
+class Trainer:
+    """A learner's model, data and optimizer, resumed from its local checkpoint where there is one, and its loop.
 
     Raises:
         LearnerInputError: the data can't be read or is too short, or the checkpoint can't be resumed.
     """
-    corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=settings.size_limit_bytes)
-    sampler = BatchSampler(
-        corpus.train, settings.model, batch_size=settings.batch_size, seed=settings.seed, learner=settings.learner_id
-    )
-    held_out = held_out_batches(
-        corpus.held_out, settings.model, batch_size=settings.batch_size, window_count=settings.held_out_window_count
-    )
-    device = choose_device(settings.device)
-    torch.manual_seed(settings.seed)
-    model = Gpt(settings.model).to(device)
-    optimizer = make_optimizer(model, settings.optimizer)
-    position = load_checkpoint(settings.checkpoint_path, model=model, optimizer=optimizer)
-    _log.info(
-        "learner ready",
-        learner=settings.learner_id,
-        data=corpus.description,
-        train_tokens=len(corpus.train),
-        held_out_tokens=len(corpus.held_out),
-        parameters=model.parameter_count,
-        device=str(device),
-        resumed_step=position.step,
-    )
-    return Training(settings, device, model, optimizer, sampler, [batch.to(device) for batch in held_out], position)
 
-
-def train(
-    training: Training, learner: Learner | None, *, clock: ThreadClock, stop: threading.Event
-) -> TrainingPosition:
-    """Trains until the steps are done, the run is closed or `stop` is set, and returns the position reached.
-
-    Without a `learner` this is plain training, a baseline to compare with. `stop` is checked between steps. At the end
-    a checkpoint is written and the learner is flushed. A full disk does not stop training.
-
-    Raises:
-        LearnerInputError: the last checkpoint could not be written, or the last work was not acknowledged.
-    """
-    with MetricsFile(training.settings.metrics_path) as metrics:
-        loop = _Loop(training, learner, clock=clock, metrics=metrics)
-        try:
-            loop.run(stop)
-        finally:
-            is_saved = loop.save()  # also after a failed step: the work until then is worth keeping
-        loop.end()
-    if not is_saved:
-        raise LearnerInputError(
-            "trained to the end, but the checkpoint can't be written. "
-            f"path={training.settings.checkpoint_path}. Free space, or pass another --work-dir"
+    def __init__(self, settings: LearnSettings, *, clock: ThreadClock) -> None:
+        self.settings = settings
+        corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=settings.size_limit_bytes)
+        self._sampler = BatchSampler(
+            corpus.train,
+            settings.model,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            learner=settings.learner_id,
         )
-    return loop.position
-
-
-class _Loop:
-    """The loop's own state: the position, and the last metrics line that it wrote."""
-
-    def __init__(
-        self, training: Training, learner: Learner | None, *, clock: ThreadClock, metrics: MetricsFile
-    ) -> None:
-        self.position = training.position
-        self._training = training
-        self._settings = training.settings
-        self._learner = learner
+        held_out = held_out_batches(
+            corpus.held_out,
+            settings.model,
+            batch_size=settings.batch_size,
+            window_count=settings.held_out_window_count,
+        )
+        self._device = choose_device(settings.device)
+        self._held_out = [batch.to(self._device) for batch in held_out]
+        torch.manual_seed(settings.seed)
+        self.model = Gpt(settings.model).to(self._device)
+        self._optimizer = make_optimizer(self.model, settings.optimizer)
+        self.position = load_checkpoint(settings.checkpoint_path, model=self.model, optimizer=self._optimizer)
         self._clock = clock
-        self._metrics = metrics
-        self._last_line: dict[str, Any] = {}
+        self._last_line: dict[str, Any] = {}  # of the metrics
         self._has_lost_lines = False
-        self._started_s = clock.monotonic_s() - training.position.time_s
+        _log.info(
+            "learner ready",
+            learner=settings.learner_id,
+            data=corpus.description,
+            train_tokens=len(corpus.train),
+            held_out_tokens=len(corpus.held_out),
+            parameters=self.model.parameter_count,
+            device=str(self._device),
+            resumed_step=self.position.step,
+        )
 
-    def run(self, stop: threading.Event) -> None:
-        while self.position.step < self._settings.step_count:
+    def train(self, learner: Learner | None, *, stop: threading.Event) -> TrainingPosition:
+        """Trains until the steps are done, the run is closed or `stop` is set, and returns the position reached.
+
+        Without a `learner` this is plain training, a baseline to compare with. `stop` is checked between steps. At the
+        end a checkpoint is written and the learner is flushed. A full disk does not stop training. To be called once.
+
+        Raises:
+            LearnerInputError: the last checkpoint could not be written, or the last work was not acknowledged.
+        """
+        self._started_s = self._clock.monotonic_s() - self.position.time_s
+        with MetricsFile(self.settings.metrics_path) as metrics:
+            try:
+                self._run(learner, metrics, stop)
+            finally:
+                is_saved = self._save()  # also after a failed step: the work until then is worth keeping
+            self._end(learner, metrics)
+        if not is_saved:
+            raise LearnerInputError(
+                "trained to the end, but the checkpoint can't be written. "
+                f"path={self.settings.checkpoint_path}. Free space, or pass another --work-dir"
+            )
+        return self.position
+
+    def _run(self, learner: Learner | None, metrics: MetricsFile, stop: threading.Event) -> None:
+        while self.position.step < self.settings.step_count:
             if stop.is_set():
                 _log.info("stopping on request", step=self.position.step)
                 return
-            if self._learner is not None and self._learner.is_closed:
+            if learner is not None and learner.is_closed:
                 _log.info("the run is closed", step=self.position.step)
                 return
-            self._step()
-            if self._is_due(self._settings.checkpoint_every):
-                self.save()
+            self._step(learner, metrics)
+            if self._is_due(self.settings.checkpoint_every):
+                self._save()
 
-    def save(self) -> bool:
+    def _save(self) -> bool:
         """Writes the checkpoint and returns whether that succeeded; training goes on without it."""
-        training, path = self._training, self._settings.checkpoint_path
+        path = self.settings.checkpoint_path
         try:
-            save_checkpoint(path, model=training.model, optimizer=training.optimizer, position=self.position)
+            save_checkpoint(path, model=self.model, optimizer=self._optimizer, position=self.position)
         except (OSError, RuntimeError) as error:
             _log.warning("checkpoint can't be written, training goes on", path=str(path), because=str(error))
             return False
         return True
 
-    def end(self) -> None:
+    def _end(self, learner: Learner | None, metrics: MetricsFile) -> None:
         """Flushes the learner, and writes the last metrics line again, so that the file ends with the final counts.
 
         Raises:
             LearnerInputError: the last work was not acknowledged.
         """
-        learner, timeout_s = self._learner, self._settings.flush_timeout_s
+        timeout_s = self.settings.flush_timeout_s
         is_flushed = learner is None or learner.flush(timeout_s, is_last=True)
         if learner is not None and learner.failure is not None:
             _log.warning(
                 "the learner left the run early, later work is only in its checkpoint", because=str(learner.failure)
             )
         if self._last_line:
-            self._write(self._last_line | self._exchange())
+            self._write(metrics, learner)
         if learner is not None and not is_flushed:
             raise LearnerInputError(
                 f"trained to the end, but the syncer did not take the last work within {timeout_s:g} s. "
@@ -178,15 +157,13 @@ class _Loop:
                 "--flush-timeout"
             )
 
-    def _step(self) -> None:
-        training, settings, clock, learner = self._training, self._settings, self._clock, self._learner
-        batch = training.sampler.batch(self.position.step)
-        rate = self._learning_rate()
+    def _step(self, learner: Learner | None, metrics: MetricsFile) -> None:
+        settings, clock = self.settings, self._clock
+        batch = self._sampler.batch(self.position.step)
+        rate = self._learning_rate(learner)
         begun_s = clock.monotonic_s()
         limit = settings.optimizer.gradient_norm_limit
-        loss, norm = inner_step(
-            training.model, training.optimizer, batch.to(training.device), rate=rate, norm_limit=limit
-        )
+        loss, norm = inner_step(self.model, self._optimizer, batch.to(self._device), rate=rate, norm_limit=limit)
         if not torch.isfinite(norm):
             _log.warning("gradient is not finite, step skipped", step=self.position.step, norm=float(norm))
         loss_value = float(loss)
@@ -201,17 +178,29 @@ class _Loop:
         begun_s = clock.monotonic_s()
         if learner is not None:
             learner.step(batch.token_count, loss_value)
-        self._report(
-            loss=loss_value,
-            learning_rate=rate,
-            step_time_ms=compute_s * 1e3,
-            slowdown_ms=slowdown_s * 1e3,
-            sync_stall_ms=(clock.monotonic_s() - begun_s) * 1e3,
-        )
+        stall_s = clock.monotonic_s() - begun_s
+        is_last = self.position.step == settings.step_count
+        is_evaluated = self._is_due(settings.evaluate_every) or (is_last and settings.evaluate_every)
+        self._last_line = {
+            "learner": settings.learner_id,
+            "attempt": metrics.attempt,
+            "time_s": self.position.time_s,
+            "step": self.position.step,
+            "tokens": self.position.tokens,
+            "loss": loss_value,
+            "val_loss": evaluate(self.model, self._held_out) if is_evaluated else None,
+            "learning_rate": rate,
+            "step_time_ms": compute_s * 1e3,
+            "slowdown_ms": slowdown_s * 1e3,
+            "sync_stall_ms": stall_s * 1e3,
+        }
+        self._write(metrics, learner)
+        if self._is_due(settings.log_every) or (is_last and settings.log_every):
+            shown = ("learner", "step", "loss", "val_loss", "step_time_ms", "sync_stall_ms")
+            _log.info("step", **{name: _rounded(self._last_line[name]) for name in shown})
 
-    def _learning_rate(self) -> float:
-        optimizer, learner = self._settings.optimizer, self._learner
-        horizon = optimizer.horizon_steps
+    def _learning_rate(self, learner: Learner | None) -> float:
+        optimizer, horizon = self.settings.optimizer, self.settings.optimizer.horizon_steps
         position = float(self.position.step)
         if learner is not None and (progress := learner.progress) is not None:
             planned = learner.planned_step_count
@@ -223,43 +212,20 @@ class _Loop:
     def _is_due(self, every: int) -> bool:
         return bool(every) and self.position.step % every == 0
 
-    def _report(self, **measured: float) -> None:
-        """Writes the step's metrics line, `measured` among its fields, and its log line if that is due."""
-        settings, position = self._settings, self.position
-        is_last = position.step == settings.step_count
-        has_evaluation = self._is_due(settings.evaluate_every) or (is_last and settings.evaluate_every)
-        self._last_line = {
-            "learner": settings.learner_id,
-            "attempt": self._metrics.attempt,
-            "time_s": position.time_s,
-            "step": position.step,
-            "tokens": position.tokens,
-            **measured,
-            "val_loss": evaluate(self._training.model, self._training.held_out) if has_evaluation else None,
-        }
-        self._write(self._last_line | self._exchange())
-        if self._is_due(settings.log_every) or (is_last and settings.log_every):
-            shown = ("learner", "step", "loss", "val_loss", "step_time_ms", "sync_stall_ms")
-            _log.info("step", **{name: _rounded(self._last_line[name]) for name in shown})
-
-    def _exchange(self) -> dict[str, Any]:
-        """Returns the fields of a metrics line that go on to change after its step."""
-        fields: dict[str, Any] = {"unix_s": self._clock.unix_s()}
-        if self._learner is None:
-            return fields
-        stats = self._learner.stats
-        return {
-            **fields,
-            "run_progress": self._learner.progress,
-            "parameters_up": stats.parameters_up_count,
-            "parameters_down": stats.parameters_down_count,
-            "versions": dict(stats.versions),
-            **{name: getattr(stats, name) for name in _EXCHANGE_FIELDS},
-        }
-
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, metrics: MetricsFile, learner: Learner | None) -> None:
+        """Writes the last metrics line with what the learner has exchanged until now."""
+        line = self._last_line | {"unix_s": self._clock.unix_s()}
+        if learner is not None:
+            stats = learner.stats
+            line |= {
+                "run_progress": learner.progress,
+                "parameters_up": stats.parameters_up_count,
+                "parameters_down": stats.parameters_down_count,
+                "versions": dict(stats.versions),
+                **{name: getattr(stats, name) for name in _EXCHANGE_FIELDS},
+            }
         try:
-            self._metrics.write(line)
+            metrics.write(line)
         except OSError as error:
             if not self._has_lost_lines:
                 _log.warning("metrics can't be written, training goes on", step=line["step"], because=str(error))

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from skerry import Learner, SkerryError, Stats
-from skerry_learner.checkpoint import TrainingPosition
 from skerry_learner.errors import LearnerInputError
 from skerry_learner.settings import MODEL_CONFIGS, LearnSettings, OptimizerSettings
-from skerry_learner.training import Training, prepare, train
+from skerry_learner.training import Trainer
 from tests.support.heard_logs import heard_logs
 
 
@@ -67,10 +66,6 @@ class ScriptedLearner:
         self.flushes.append(timeout_s)
         return self.is_flushed
 
-    def train(self, training: Training, stop: threading.Event) -> TrainingPosition:
-        """Trains with this learner in place of the client's."""
-        return train(training, cast("Learner", self), clock=ManualClock(), stop=stop)
-
 
 def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> LearnSettings:
     directory.mkdir(exist_ok=True)
@@ -96,13 +91,13 @@ def _lines(settings: LearnSettings) -> list[dict[str, Any]]:
     return [json.loads(line) for line in settings.metrics_path.read_text().splitlines()]
 
 
+def _trainer(settings: LearnSettings) -> Trainer:
+    return Trainer(settings, clock=ManualClock())
+
+
 def _train(settings: LearnSettings, learner: ScriptedLearner | None = None) -> list[dict[str, Any]]:
     """Trains to the end and returns the lines of the metrics file."""
-    training, stop = prepare(settings), threading.Event()
-    if learner is None:
-        train(training, None, clock=ManualClock(), stop=stop)
-    else:
-        learner.train(training, stop)
+    _trainer(settings).train(cast("Learner | None", learner), stop=threading.Event())
     return _lines(settings)
 
 
@@ -119,7 +114,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path: Path) -> None:
     cut = _train(_settings(tmp_path / "cut"))
     assert {line["step"]: line["loss"] for line in cut} == {line["step"]: line["loss"] for line in whole}
     assert {line["attempt"] for line in cut} == {0, 1}
-    weights = [prepare(_settings(tmp_path / name)).model.state_dict() for name in ("whole", "cut")]
+    weights = [_trainer(_settings(tmp_path / name)).model.state_dict() for name in ("whole", "cut")]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
     assert {path.name for path in (tmp_path / "cut").iterdir()} == {"checkpoint.pt", "metrics.jsonl"}
 
@@ -139,14 +134,13 @@ def test_a_learner_that_was_killed_resumes_from_its_last_checkpoint(tmp_path: Pa
     with pytest.raises(Killed):
         _train(_settings(tmp_path), learner)
     (tmp_path / "checkpoint.pt").write_bytes(kept[0])
-    assert prepare(_settings(tmp_path)).position.step == 4
+    assert _trainer(_settings(tmp_path)).position.step == 4
 
 
 def test_the_slowdown_is_a_multiple_of_the_time_that_the_step_took(tmp_path: Path) -> None:
-    training = prepare(_settings(tmp_path, slowdown=3.0))
-    clock = ManualClock()
-    train(training, None, clock=clock, stop=threading.Event())
-    lines = _lines(training.settings)[:-1]
+    clock, settings = ManualClock(), _settings(tmp_path, slowdown=3.0)
+    Trainer(settings, clock=clock).train(None, stop=threading.Event())
+    lines = _lines(settings)[:-1]
     assert clock.slept_s == pytest.approx([2 * line["step_time_ms"] / 1e3 for line in lines])
 
 
@@ -189,9 +183,10 @@ def test_last_work_that_the_syncer_did_not_take_is_a_failure_with_everything_sav
 def test_a_stop_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     stop = threading.Event()
     settings = _settings(tmp_path)
-    position = ScriptedLearner(on_step=stop.set).train(prepare(settings), stop)
+    learner = cast("Learner", ScriptedLearner(on_step=stop.set))
+    position = _trainer(settings).train(learner, stop=stop)
     assert position.step == 1
-    assert prepare(settings).position == position
+    assert _trainer(settings).position == position
 
 
 def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path) -> None:
@@ -212,4 +207,4 @@ def test_a_checkpoint_that_can_not_be_resumed_says_what_would_help(tmp_path: Pat
     shallow = replace(settings, model=replace(settings.model, layer_count=1))
     for other in (muon, shallow) if content is None else (settings,):
         with pytest.raises(LearnerInputError, match="Remove it, or use another --work-dir"):
-            prepare(other)
+            _trainer(other)

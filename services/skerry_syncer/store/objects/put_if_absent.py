@@ -80,7 +80,7 @@ async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:
     """Returns if the store refuses to create a name twice, or is full. To be called before anything is written.
 
     On a store that creates it twice, two writers would both believe that they had written an entry of the log. An
-        interrupted check leaves litter, which `skerry gc` deletes.
+    interrupted check leaves litter, which `skerry gc` deletes.
 
     Raises:
         StoreURLError: it creates a name twice.

@@ -215,7 +215,7 @@ class FragmentExchange:
     def may_send(self) -> bool:
         """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
-        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
+        if not isinstance(state, Idle) or session.is_closed:
             return False
         if session.is_flushing:
             return self.unsent_step_count > 0
@@ -339,7 +339,7 @@ class FragmentExchange:
         if not isinstance(error, WorkRefusedError | RefusedError) or not isinstance(state, Sending):
             return  # of the latter an event has told meanwhile that it was acknowledged
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
-        self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
+        self.state = fragment_state.refused(state)
         # The server does not know this base, so updates on it would be wrong.
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 

@@ -41,7 +41,6 @@ class Idle:
 
     ledger: Ledger
     contributed_step: int
-    used_base: int = -1  # the syncer has a delta of this session from this version, and takes no second one
     # Where versions come faster than steps, every adoption meets a newer version: a delta that is due goes first then.
     is_turn_to_send: bool = False
 
@@ -92,7 +91,6 @@ class Refused:
 
     ledger: Ledger
     contributed_step: int
-    used_base: int
 
 
 @dataclass(frozen=True)
@@ -129,10 +127,9 @@ def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlig
     return replace(state, fate=fate) if state.is_pending else state
 
 
-def refused(state: Sending, *, is_base_used: bool) -> Refused:
-    """The delta was never accepted; `is_base_used`: because the syncer has another one from the same base."""
-    ledger = state.ledger.returned()
-    return Refused(ledger, state.contributed_step, ledger.version if is_base_used else -1)
+def refused(state: Sending) -> Refused:
+    """The delta was never accepted."""
+    return Refused(state.ledger.returned(), state.contributed_step)
 
 
 def returned(state: Sending | InFlight) -> Idle:
@@ -155,7 +152,7 @@ def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_
         case Replacing():
             return Idle(ledger, ledger.sent_until.step_count, is_turn_to_send=True)
         case _:
-            return Idle(ledger, state.contributed_step, state.used_base, is_turn_to_send=True)
+            return Idle(ledger, state.contributed_step, is_turn_to_send=True)
 
 
 def restored(state: State, now: Trained) -> State:

@@ -85,39 +85,25 @@ def _learner(target: str, learner_id: str) -> ArrayLearner:
     return ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id=learner_id, create=True)
 
 
-@pytest.fixture
-def handler() -> Iterator[Callable[[int, object], None]]:
-    """What a program handled SIGUSR1 with before."""
-
+def test_of_two_learners_the_signal_is_that_of_the_one_that_is_there(target: str) -> None:
     def before(number: int, _: object) -> None:
-        heard.append(number)
+        raise AssertionError(number)
 
-    heard: list[int] = []
     previous = signal.signal(signal.SIGUSR1, before)
-    yield before
-    signal.signal(signal.SIGUSR1, previous)
-
-
-def test_a_learner_that_has_left_leaves_no_handler(target: str, handler: Callable[[int, object], None]) -> None:
-    with _learner(target, "us") as learner:
-        leave_on_signal(learner, signal.SIGUSR1)
-        assert signal.getsignal(signal.SIGUSR1) is not handler
-        learner.step(tokens=1)
-    assert signal.getsignal(signal.SIGUSR1) is handler
-
-
-def test_of_two_learners_the_signal_is_that_of_the_one_that_is_there(
-    target: str, handler: Callable[[int, object], None]
-) -> None:
-    first, second = _learner(target, "us"), _learner(target, "eu")
-    leave_on_signal(first, signal.SIGUSR1)
-    leave_on_signal(second, signal.SIGUSR1)
-    later = signal.getsignal(signal.SIGUSR1)
-    first.close()
-    assert signal.getsignal(signal.SIGUSR1) is later
-    second.close()
-    signal.raise_signal(signal.SIGUSR1)  # the second one gave the handler of the first one back
-    assert signal.getsignal(signal.SIGUSR1) is handler
+    try:
+        first, second = _learner(target, "us"), _learner(target, "eu")
+        leave_on_signal(first, signal.SIGUSR1)
+        leave_on_signal(second, signal.SIGUSR1)
+        later = signal.getsignal(signal.SIGUSR1)
+        assert later is not before
+        first.close()
+        assert signal.getsignal(signal.SIGUSR1) is later
+        second.close()
+        with pytest.raises(AssertionError):  # the second one gave the handler of the first one back
+            signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is before
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
 
 
 # With a quorum that nobody fills, every delta stays pending until another replica decides.

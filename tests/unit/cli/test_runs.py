@@ -50,20 +50,6 @@ def test_list_shows_every_run_or_what_to_do(script: Script, capsys: pytest.Captu
     assert "skerry learn" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [("runs", "show"), ("watch", "--once")])
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_a_terminal_without_a_character_shows_something_else(
-    command: tuple[str, ...], encoding: str, script: Script
-) -> None:
-    script.learners = [small_learner(region="Zürich 東京")]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    words = [sys.executable, "-m", "skerry.cli", *command, "demo"]
-    shown = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=True)
-    assert "Zürich 東京".encode(encoding, "replace") in shown.stdout
-    shown = subprocess.run([*words, "--json"], env=environment, capture_output=True, timeout=60, check=True)
-    assert json.loads(shown.stdout.decode(encoding))["learners"][0]["region"] == "Zürich 東京"
-
-
 def test_show_tells_live_from_participating(capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "show", "demo") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -79,71 +65,73 @@ def test_versions_say_who_made_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert "initial weights" in shown
 
 
-def test_an_unknown_run_is_refused_with_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("runs", "show", "nowhere") == failures.ExitStatus.REFUSED
-    shown = capsys.readouterr().err
-    assert "RUN_NOT_FOUND" in shown
-    assert "next: `skerry runs list`" in shown
-    assert len(shown.splitlines()) == 2
+def test_close_waits_and_says_where_the_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert skerry("runs", "close", "demo") == 0
+    assert capsys.readouterr().out == "closed demo at position 9, versions 3-4\n"
 
 
-def test_a_syncer_that_is_not_there_may_be_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("runs", "list", "--target", "127.0.0.1:1", "--timeout", "0.5")
-    assert skerry(*arguments) == failures.ExitStatus.TRY_AGAIN
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: ")
-    assert "skerry serve" in shown
+def test_a_terminal_without_a_character_shows_something_else(script: Script) -> None:
+    script.learners = [small_learner(region="Zürich 東京")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "skerry.cli", "runs", "show", "demo"]
+    shown = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=True)
+    assert b"Z?rich ??" in shown.stdout
+    shown = subprocess.run([*words, "--json"], env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(shown.stdout)["learners"][0]["region"] == "Zürich 東京"
 
 
-def test_policy_changes_only_what_is_set(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "status", "advice"),
+    [
+        (("show", "nowhere"), failures.ExitStatus.REFUSED, "[RUN_NOT_FOUND]\nnext: `skerry runs list`"),
+        (
+            ("list", "--target", "127.0.0.1:1", "--timeout", "0.5"),
+            failures.ExitStatus.TRY_AGAIN,
+            "[UNREACHABLE]\nnext: check that `skerry serve` is running there",
+        ),
+    ],
+)
+def test_a_call_that_fails_says_what_to_do_next(
+    words: tuple[str, ...], status: int, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert skerry("runs", *words) == status
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert advice in said
+    assert len(said.splitlines()) == 2
+
+
+def test_policies_and_pins_change_only_what_is_set(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert skerry("runs", "policy", "demo", "--set", "outer.learning_rate=0.4", "--json") == 0
-    (request,) = script.asked(runs_pb2.SetPolicyRequest)
-    assert [field.name for field, _ in request.policy.ListFields()] == ["outer"]
     shown = json.loads(capsys.readouterr().out)
     assert shown["outer"] == {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9, "schedule": "constant"}
+    assert skerry("runs", "pin", "demo", "--position", "3") == 0
+    policies = [request.policy for request in script.asked(runs_pb2.SetPolicyRequest)]
+    assert [[field.name for field, _ in policy.ListFields()] for policy in policies] == [
+        ["outer"],
+        ["pinned_positions"],
+    ]
+    assert list(policies[1].pinned_positions) == [3]
 
 
-def test_a_pin_changes_nothing_else(script: Script) -> None:
-    assert skerry("runs", "pin", "demo", "--position", "3", "--json") == 0
-    (request,) = script.asked(runs_pb2.SetPolicyRequest)
-    assert list(request.policy.pinned_positions) == [3]
-    assert [field.name for field, _ in request.policy.ListFields()] == ["pinned_positions"]
-
-
-def test_a_wrong_policy_field_asks_nothing_of_the_server(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("runs", "policy", "demo", "--set", "speed=9") == failures.ExitStatus.USAGE
-    assert "known=inner_step_count" in capsys.readouterr().err
-    assert not script.asked(runs_pb2.SetPolicyRequest)
-
-
-def test_delete_names_the_uid_that_was_confirmed(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_delete_names_the_uid_that_was_confirmed(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert skerry("runs", "delete", "demo") == failures.ExitStatus.INTERRUPTED
+    assert "demo" in script.runs
     assert skerry("runs", "delete", "demo", "--yes") == 0
     (request,) = script.asked(runs_pb2.DeleteRunRequest)
     assert request.run_uid == small_run().uid
     assert "deleted demo" in capsys.readouterr().out
 
 
-def test_delete_without_consent_deletes_nothing(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert skerry("runs", "delete", "demo") == failures.ExitStatus.INTERRUPTED
-    assert "demo" in script.runs
-
-
-def test_close_waits_and_says_where_the_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("runs", "close", "demo") == 0
-    assert capsys.readouterr().out == "closed demo at position 9, versions 3-4\n"
-
-
-def test_rollback_names_the_position(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert skerry("rollback", "demo", "--to", "5") == 0
-    (request,) = script.asked(runs_pb2.RollBackRequest)
-    assert request.target_position == 5
-    assert "back to position 5: now position 10" in capsys.readouterr().out
-
-
-def test_rollback_asks_again_until_it_is_done(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollback_names_the_position_and_asks_again_until_it_is_done(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
     script.progress = [runs_pb2.RollBackProgress(stored_count=stored, fragment_count=3) for stored in (0, 2)]
     assert skerry("rollback", "demo", "--to", "5") == 0
-    asked = [request.request_id for request in script.asked(runs_pb2.RollBackRequest)]
-    assert (len(asked), len(set(asked))) == (3, 1)
-    assert "back to position 5" in capsys.readouterr().out
+    asked = script.asked(runs_pb2.RollBackRequest)
+    assert [request.target_position for request in asked] == [5, 5, 5]
+    assert len({request.request_id for request in asked}) == 1
+    assert "back to position 5: now position 10" in capsys.readouterr().out

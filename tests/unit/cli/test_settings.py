@@ -54,19 +54,16 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_ov
     assert "'target': 'table'" in invoke(["learn"], file).output
     assert "'target': 'top-level'" in invoke(["learn"], {"target": "top-level"}).output
     assert "'target': 'here'" in invoke(["learn"]).output
+    assert "'yes': False" in invoke(["learn"], env={"SKERRY_YES": "1"}).output, "consent is not taken from elsewhere"
 
 
 def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> None:
-    file = {"target": "top-level", "runs": {"target": "group", "list": {"json": True}}}
+    file = {"steps": 7, "target": "top-level", "runs": {"target": "group", "list": {"json": True}}}
     output = invoke(["runs", "list"], file).output
     assert "'target': 'group'" in output
     assert "'is_json': True" in output
     file["runs"]["list"]["target"] = "own"  # type: ignore[index]  # a plain nested dict
     assert "'target': 'own'" in invoke(["runs", "list"], file).output
-
-
-def test_a_top_level_key_may_be_meant_for_another_command() -> None:
-    assert "'target': 'here'" in invoke(["runs", "list"], {"steps": 7}).output
 
 
 @pytest.mark.parametrize(
@@ -83,10 +80,6 @@ def test_a_key_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any]
     with pytest.raises(click.UsageError) as refused:
         settings.defaults(file, make_group().commands)
     assert named in refused.value.format_message()
-
-
-def test_consent_is_not_taken_from_the_environment() -> None:
-    assert "'yes': False" in invoke(["learn"], env={"SKERRY_YES": "1"}).output
 
 
 def test_help_shows_the_variable_and_the_default() -> None:

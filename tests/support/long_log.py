@@ -14,7 +14,7 @@ from typing import Final
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.checkpoints import CHECKPOINT_EVERY, KEPT_CHECKPOINTS, checkpoint_of
+from skerry_syncer.store.log.checkpoints import CHECKPOINT_EVERY, checkpoint_of
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
@@ -50,31 +50,14 @@ _ENCODING: Final = Encoding(Codec.INT4)
 class Synthesis:
     """A run that grows by entries; `put` gets the name and the bytes of every object."""
 
-    def __init__(
-        self,
-        put: Callable[[str, bytes], None],
-        *,
-        fragment_count: int,
-        learner_count: int,
-        part_count: int = 1,
-        has_checkpoints: bool = True,
-        remove: Callable[[str], object] = lambda _: None,
-    ) -> None:
-        """Writes `run.json` and the entries that open the run; each delta has `part_count` parts.
-
-        `remove` gets the names of checkpoints that are older than those which a replica keeps.
-        """
+    def __init__(self, put: Callable[[str, bytes], None], *, fragment_count: int, learner_count: int) -> None:
+        """Writes `run.json` and the entries that open the run."""
         names = [f"fragment-{number}" for number in range(fragment_count)]
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (NUMEL,)),)) for name in names)
         self.spec = RunSpec(RUN, UID, layouts, {f"{name}.weight": "float32" for name in names}, 0.0)
         self.state = RunState(self.spec, forgets=True)
-        self.log_bytes = 0
         self._put = put
         self._entropy = SeededEntropy(random.Random(SEED))
-        self._part_count = part_count
-        self._has_checkpoints = has_checkpoints
-        self._checkpoints: list[str] = []
-        self._remove = remove
         self._prefix = run_prefix(RUN, UID)
         self._sessions = {f"learner-{number}": self._entropy.hex_id() for number in range(learner_count)}
         put(entry_name(self._prefix, 0), self.spec.to_bytes())
@@ -85,14 +68,13 @@ class Synthesis:
             *(SessionItem(learner, session, "") for learner, session in self._sessions.items()),
         )
 
-    def grow(self, position: int, progress: Callable[[int], None] = lambda _: None) -> None:
+    def grow(self, position: int) -> None:
         """Appends rounds, one fragment after another, until the log has at least `position` entries."""
         while self.state.position < position:
             for name in self.state.fragments:
                 if self.state.position < position:
                     self._round(name)
                     self._checkpoint()
-            progress(self.state.position)
 
     def _round(self, name: str) -> None:
         members = []
@@ -107,30 +89,16 @@ class Synthesis:
             self._append(self._snapshot(name, version))
 
     def _checkpoint(self) -> None:
-        if self._has_checkpoints and self.state.position - self.state.checkpoint_at >= CHECKPOINT_EVERY:
+        if self.state.position - self.state.checkpoint_at >= CHECKPOINT_EVERY:
             item, data = checkpoint_of(self.state, self._entropy)
             self._put(f"{self._prefix}/{item.name}", data)
             self._append(item)
-            self._checkpoints.append(f"{self._prefix}/{item.name}")
-            for name in self._checkpoints[:-KEPT_CHECKPOINTS]:
-                self._remove(name)
-            del self._checkpoints[:-KEPT_CHECKPOINTS]
 
     def _delta(self, name: str, learner: str, session: str) -> AcceptedItem:
         base = self.state.fragments[name].newest
         delta = self._entropy.hex_id()
-        numel = NUMEL // self._part_count
-        parts = tuple(
-            ObjectRef(
-                f"deltas/{name}/{delta}/{at * numel}-{numel}-{digest}-{self._entropy.hex_id()}",
-                at * numel,
-                numel,
-                numel // 2,
-                digest,
-            )
-            for at in range(self._part_count)
-            for digest in [self._digest()]
-        )
+        digest = self._digest()
+        name_of_part = f"deltas/{name}/{delta}/0-{NUMEL}-{digest}-{self._entropy.hex_id()}"
         return AcceptedItem(
             delta=delta,
             fragment=name,
@@ -139,7 +107,7 @@ class Synthesis:
             base_version=base.version,
             base_digest=base.digest,
             digest=self._digest(),
-            parts=parts,
+            parts=(ObjectRef(name_of_part, 0, NUMEL, NUMEL // 2, digest),),
             step_count=24,
             token_count=24_000,
             last_step=24 * (base.version + 1),
@@ -180,4 +148,3 @@ class Synthesis:
             if outcome.rejection is not None:
                 raise ValueError(f"made an entry that the fold rejects. rejection={outcome.rejection}")
         self._put(entry_name(self._prefix, position), data)
-        self.log_bytes += len(data)

@@ -25,7 +25,7 @@ from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import heard_logs
 from tests.support.http2 import PREFACE
 from tests.support.made_keys import make_keys, replace_pair, tls_of
-from tests.support.raw_learner import connected
+from tests.support.raw_learner import Stubs, connected
 
 SERVER = ("--server", "a.example")
 
@@ -63,6 +63,10 @@ async def gets_in(port: int, tls: Tls) -> bool:
     return True
 
 
+async def answered(stubs: Stubs) -> None:
+    await stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=10)
+
+
 async def presented(port: int, tls: Tls) -> str:
     """Returns the digest of the certificate that a new connection is given."""
     context = ssl.create_default_context(cafile=tls.ca)
@@ -82,24 +86,17 @@ def on_disk(keys: Path, name: str) -> str:
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert((keys / f"{name}.pem").read_text())).hexdigest()
 
 
-async def test_a_client_that_trusts_the_authority_gets_in(keys: Path) -> None:
-    async with tls_server(tls_of(keys, "a.example", ca=False)) as server:
-        assert await gets_in(server.port, tls_of(keys))
-
-
-async def test_mutual_tls_lets_in_only_clients_with_a_certificate_of_the_authority(keys: Path, tmp_path: Path) -> None:
+async def test_who_gets_in_depends_on_both_ends_certificates(keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path / "others", "--learner", "us")
-    strange = tls_of(tmp_path / "others", "us")
-    async with tls_server(tls_of(keys, "a.example")) as server:
-        assert await gets_in(server.port, tls_of(keys, "us"))
-        assert await gets_in(server.port, tls_of(keys, "a.example")), "a health check beside the server"
-        assert not await gets_in(server.port, tls_of(keys))
-        assert not await gets_in(server.port, replace(strange, ca=keys / "ca.pem"))
-
-
-async def test_a_learners_certificate_does_not_make_a_server(keys: Path) -> None:
-    async with tls_server(tls_of(keys, "us")) as server:
-        assert not await gets_in(server.port, tls_of(keys, "eu"))
+    stranger = replace(tls_of(tmp_path / "others", "us"), ca=keys / "ca.pem")
+    checker = tls_of(keys, "a.example")  # a health check beside the server
+    for own, clients in (
+        (tls_of(keys, "a.example", ca=False), {tls_of(keys): True}),
+        (tls_of(keys, "a.example"), {tls_of(keys, "us"): True, checker: True, tls_of(keys): False, stranger: False}),
+        (tls_of(keys, "us"), {tls_of(keys, "eu"): False}),  # a learner's certificate does not make a server
+    ):
+        async with tls_server(own) as server:
+            assert {client: await gets_in(server.port, client) for client in clients} == clients
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -129,11 +126,11 @@ async def test_a_new_certificate_is_presented_to_new_connections_while_old_ones_
 ) -> None:
     ours = tls_of(keys, "us")
     async with tls_server(tls_of(keys, "a.example")) as server, connected(server.port, ours) as old:
-        await old.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=10)
+        await answered(old)
         before = await presented(server.port, ours)
         make_keys(keys, *SERVER, "--renew")
         after = await presented(server.port, ours)
-        await old.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=10)
+        await answered(old)
         assert old.channel.get_state() is grpc.ChannelConnectivity.READY
         assert await gets_in(server.port, ours)
     assert after == on_disk(keys, "a.example") != before
@@ -158,21 +155,18 @@ async def test_a_new_authority_decides_who_gets_in_from_then_on(keys: Path, tmp_
 async def test_an_open_connection_does_not_outlive_its_certificate_for_long(keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path / "new", *SERVER)
 
-    async def call() -> None:
-        await client.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=10)
-
     ours = tls_of(keys, "us")
     async with (
         tls_server(tls_of(keys, "a.example"), tls_connection_age_s=2.0) as server,
         connected(server.port, ours) as client,
     ):
-        await call()
+        await answered(client)
         replace_pair(keys, "a.example", tmp_path / "new")
         (keys / "ca.pem").write_bytes((tmp_path / "new" / "ca.pem").read_bytes())
-        await call()
+        await answered(client)
         await asyncio.sleep(3)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call()
+            await answered(client)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

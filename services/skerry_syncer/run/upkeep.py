@@ -19,7 +19,7 @@ from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreE
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.maintenance.collecting import Why, collect, plan_collection
+from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
@@ -92,8 +92,6 @@ async def _collect_litter(log: RunLog, before: float) -> None:
     """Deletes what a crash or an unfinished push left, and the leases of learners that have long been gone."""
     folder = f"{log.prefix}/learners"
     await log.objects.delete([i.name async for i in log.objects.list(folder) if i.modified_at_unix_s < before])
-    only = frozenset({Why.LITTER, Why.CONDEMNED})
-    plan = partial(plan_collection, log, log.state.policy, litter_before_unix_s=before, only=only)
-    went = await collect(log, plan)
+    went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
     if went.victims:
         _LOG.info("litter collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)

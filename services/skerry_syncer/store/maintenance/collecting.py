@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -84,12 +84,11 @@ async def plan_collection(
     *,
     litter_before_unix_s: float,
     keeps_quarantined: bool = True,
-    only: Container[Why] = frozenset(Why),
 ) -> CollectionPlan:
     """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
     What no entry names is litter if it was written before a time by the clock that dates the objects: `store_unix_s`.
-    Objects that may go for other reasons than those in `only` stay. Of a damaged log, the good entries count.
+    Of a damaged log, the good entries count.
 
     Raises:
         StoreUnavailableError: the store can't be read.
@@ -114,15 +113,13 @@ async def plan_collection(
                 victims.append(Victim(name, info.size_bytes, Why.UNNEEDED))
         elif info.modified_at_unix_s < litter_before_unix_s and log.failure is None:  # else a later entry may name it
             victims.append(Victim(name, info.size_bytes, Why.LITTER))
-    victims = [victim for victim in victims if victim.why in only]
     gone = {victim.name for victim in victims}
     sizes = [info.size_bytes for name, info in infos.items() if name not in gone]
-    if Why.TEMPORARY in only:
-        victims += [
-            Victim(info.name, info.size_bytes, Why.TEMPORARY)
-            async for info in log.objects.list(TEMPORARY)
-            if info.modified_at_unix_s < litter_before_unix_s
-        ]
+    victims += [
+        Victim(info.name, info.size_bytes, Why.TEMPORARY)
+        async for info in log.objects.list(TEMPORARY)
+        if info.modified_at_unix_s < litter_before_unix_s
+    ]
     return CollectionPlan(tuple(sorted(victims, key=lambda victim: victim.name)), len(sizes), sum(sizes))
 
 

@@ -16,13 +16,11 @@ def llama() -> Any:
     )
 
 
-def trainer_of(
-    folder: Path, *callbacks: TrainerCallback, model: Any = None, kind: type[Trainer] = Trainer, **arguments: Any
-) -> Trainer:
+def trainer_of(folder: Path, *callbacks: TrainerCallback, model: Any = None, **arguments: Any) -> Trainer:
     """Returns a trainer of 6 steps of 2 rows of 8 tokens, or as the arguments say."""
     shared = {"max_steps": 6, "per_device_train_batch_size": 2, "logging_steps": 1, "dataloader_num_workers": 2}
     row = torch.arange(8)
-    return kind(
+    return Trainer(
         llama() if model is None else model,
         TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **(shared | arguments)),
         train_dataset=[{"input_ids": row, "labels": row}] * 64,

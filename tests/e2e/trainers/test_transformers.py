@@ -202,21 +202,6 @@ def test_a_trainer_that_resumes_at_its_last_step_leaves(target: str, tmp_path: P
     assert_merged(target, "hf", dict(trainer.model.named_parameters()))
 
 
-def test_a_trainer_that_logs_nothing_at_the_end_leaves_too(target: str, tmp_path: Path) -> None:
-    class _Silent(Trainer):  # type: ignore[misc]  # untyped
-        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-            pass
-
-    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
-            control.should_training_stop = True
-
-    skerry = _callback(target)
-    trainer = _train(tmp_path, skerry, _Stopping(), kind=_Silent, max_steps=100, save_strategy="no")
-    assert skerry.learner is None
-    assert_merged(target, "hf", dict(trainer.model.named_parameters()))
-
-
 def test_deepspeed_is_refused_by_name(target: str, tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     arguments.deepspeed_plugin = object()

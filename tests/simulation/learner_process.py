@@ -63,9 +63,9 @@ class LearnerProcess:
         self.name = name
         self.step_s = step_s
         self.records: list[LearnerRecord] = []
-        self.exchanges: list[ExchangeLoop | None] = []
+        self.exchange: ExchangeLoop | None = None  # the newest process's, once it has joined
         self.processes: list[Process] = []
-        self.transports: dict[int, SimTransport] = {}  # by the process's number
+        self.transport: SimTransport | None = None  # the newest process's
         self._network = network
         self._policy = policy
         self._seed = seed
@@ -84,15 +84,9 @@ class LearnerProcess:
         """The newest process's record."""
         return self.records[-1]
 
-    @property
-    def exchange(self) -> ExchangeLoop | None:
-        """The newest process's exchange, once it has joined."""
-        return self.exchanges[-1]
-
     def longest_call_s(self, replica: int) -> float:
         """Returns how long the oldest call of the newest process to a replica has lasted."""
-        transport = self.transports.get(self.record.incarnation)
-        return 0.0 if transport is None else transport.replicas[replica].longest_call_s
+        return 0.0 if self.transport is None else self.transport.replicas[replica].longest_call_s
 
     def boot(self) -> None:
         """Starts a new process, beside the one that is there or after it."""
@@ -105,7 +99,7 @@ class LearnerProcess:
         process = Process(f"{self.name}.{incarnation}")
         self.processes.append(process)
         self.records.append(record)
-        self.exchanges.append(None)
+        self.exchange = self.transport = None
         process.start(self._main(record))
 
     def kill(self, *, with_reset: bool) -> None:
@@ -144,7 +138,9 @@ class LearnerProcess:
     async def _live(self, record: LearnerRecord, attempt: int) -> None:
         seed = f"{self._seed}/{record.incarnation}/{attempt}"
         arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        transport = self.transports[record.incarnation] = SimTransport(self._network, record, self._count)
+        transport = SimTransport(self._network, record, self._count)
+        if record is self.record:
+            self.transport = transport
         retry = Retry(RetrySettings(), random.Random(f"{seed}/jitter"), is_transient)
         exchange = ExchangeLoop(
             Calls(transport, retry, lane_bytes=self._lane_bytes),
@@ -165,7 +161,8 @@ class LearnerProcess:
         running.add_done_callback(lambda _: _note_defect(exchange, record))
         try:
             await exchange.wait_attached()
-            self.exchanges[record.incarnation] = exchange
+            if record is self.record:
+                self.exchange = exchange
             await self._train(record, exchange, arrays, random.Random(f"{seed}/work"))
             await self._leave(record, exchange)
         finally:

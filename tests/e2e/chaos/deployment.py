@@ -16,7 +16,7 @@ from typing import Final, Self
 from skerry import RunsClient, SkerryError
 from tests.e2e.chaos import problem
 from tests.e2e.chaos.children import Child
-from tests.e2e.chaos.journal import Account
+from tests.e2e.chaos.journal import Account, Appended
 from tests.e2e.chaos.points import Deed, Mode, Moment, Operation, Point, points_of
 from tests.e2e.chaos.relay import Relay
 from tests.e2e.chaos.schedule import LEARNER_COUNT, STEP_S
@@ -54,7 +54,7 @@ class Replica:
         self._folder = folder
         self._seed = seed
         self._events = folder / f"replica-{index}.events"
-        self._offset = 0
+        self._reported = Appended(self._events)
         self._random = random.Random(f"{seed}/{index}/deaths")
 
     def start(self) -> None:
@@ -83,15 +83,7 @@ class Replica:
 
     def read_events(self) -> None:
         """Takes note of what its process reported."""
-        if not self._events.exists():
-            return
-        with self._events.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        for line in data.splitlines():
-            event, verb, kind, *rest = json.loads(line)
+        for event, verb, kind, *rest in self._reported.read():
             operation = Operation(verb, kind)
             if event == "seen":
                 self.operations.add(operation)

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,25 @@ from tests.simulation.records import LearnerRecord
 # for a processor; its time in `step`, without the longest such wait of any thread and without what the host of a
 # virtual machine took; what the step added to the weights.
 _RECORD: Final = np.dtype([("at_s", "<f8"), ("cycle_s", "<f4"), ("stall_s", "<f4"), ("work", "<f4", (NUMEL,))])
+
+
+class Appended:
+    """Reads a file of JSON lines as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[list[Any]]:
+        """Yields the whole lines that were appended since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from map(json.loads, whole.splitlines())
 
 
 class Journal:
@@ -55,9 +74,8 @@ class Account:
     def __init__(self, path: Path, learner: str, incarnation: int) -> None:
         self.record = LearnerRecord(learner, incarnation, may_be_fenced=incarnation > 0)
         self.adopted: list[Adopted] = []
-        self._lines = path.with_suffix(".jsonl")
+        self._lines = Appended(path.with_suffix(".jsonl"))
         self._work = path.with_suffix(".work")
-        self._offset = 0
         self._held: list[Any] = []
 
     def read(self, count: Callable[[], int], *, holds_fates: bool = False) -> None:
@@ -71,15 +89,7 @@ class Account:
             self._take("fate", fate, count)
         if self._work.exists():
             record.step_count = self._work.stat().st_size // _RECORD.itemsize
-        if not self._lines.exists():
-            return
-        with self._lines.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        for line in data.splitlines():
-            kind, value = json.loads(line)
+        for kind, value in self._lines.read():
             if kind == "fate" and holds_fates:
                 self._held.append(value)
             else:

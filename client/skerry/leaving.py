@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from functools import cache
 from types import FrameType
 from typing import Final
 
 from skerry.array_learner import ArrayLearner
-from skerry.net.forks import OwnProcess
 
 # What a shell adds to a signal's number for the exit status.
 _SIGNALLED: Final = 128
+_LEFT_ON: Final[set[signal.Signals]] = set()
+_FORKING: Final = threading.local()
 
 
 def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
@@ -30,7 +33,9 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
     Raises:
         ValueError: this is not the main thread, which alone may handle signals.
     """
+    _keep_from_children()
     for number in signals or (signal.SIGTERM,):
+        _LEFT_ON.add(number)
         handler = _Handler(learner, number)
         signal.signal(number, handler)
         learner.when_left(handler.restore)
@@ -42,13 +47,12 @@ class _Handler:
     def __init__(self, learner: ArrayLearner, number: signal.Signals) -> None:
         self._learner = learner
         self._number = number
-        self._process = OwnProcess()
-        self._previous = signal.getsignal(number) or signal.SIG_DFL  # None: of a program that is not Python
+        self.previous = signal.getsignal(number) or signal.SIG_DFL  # None: of a program that is not Python
         self._has_left = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(number, self._previous)
-        if self._has_left or self._process.is_forked:  # a later handler gave the signal to this one, or a child has it
+        signal.signal(number, self.previous)
+        if self._has_left:  # a handler of later gave the signal to this one
             signal.raise_signal(number)
         else:
             self._learner.leave_soon(_SIGNALLED + number)
@@ -58,4 +62,27 @@ class _Handler:
         self._has_left = True
         current: object = signal.getsignal(self._number)
         if current is self and threading.current_thread() is threading.main_thread():
-            signal.signal(self._number, self._previous)
+            signal.signal(self._number, self.previous)
+
+
+@cache
+def _keep_from_children() -> None:
+    """Has forked children handle signals as before; in between signals wait, since Python drops those of a fork."""
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
+
+
+def _block() -> None:
+    _FORKING.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_ON)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _FORKING.mask)
+
+
+def _restore_in_child() -> None:
+    for number in _LEFT_ON:
+        handler: object = signal.getsignal(number)
+        while isinstance(handler, _Handler):
+            handler = handler.previous
+            signal.signal(number, handler)
+    _unblock()

@@ -33,6 +33,9 @@ from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
+# After so many refusals of the same bytes as damaged, the link is not the cause.
+_MAX_DAMAGE: Final = 3
+_BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 # After any other error the exchange pauses, and goes on from its state.
 _FINAL: Final = (PoisonedError, RunClosedError, StopExchangingError)
@@ -215,7 +218,7 @@ class FragmentExchange:
     def may_send(self) -> bool:
         """Whether a delta is due and allowed. Any thread may ask; an outdated answer does no harm."""
         session, state = self._session, self.state
-        if not isinstance(state, Idle) or session.is_closed:
+        if not isinstance(state, Idle) or session.is_closed or state.used_base == state.ledger.version:
             return False
         if session.is_flushing:
             return self.unsent_step_count > 0
@@ -336,10 +339,14 @@ class FragmentExchange:
     def _on_push_failed(self, error: SkerryError) -> None:
         """Returns the work if the syncer said of this very delta that it is never accepted; else the bytes are kept."""
         state = self.state
-        if not isinstance(error, WorkRefusedError | RefusedError) or not isinstance(state, Sending):
-            return  # of the latter an event has told meanwhile that it was acknowledged
+        if not isinstance(state, Sending):
+            return  # an event has told meanwhile that it was acknowledged
+        if error.reason in _BYTES_AT_FAULT:
+            self.state = state = fragment_state.damaged(state)
+        if not isinstance(error, WorkRefusedError | RefusedError) and state.damage_count < _MAX_DAMAGE:
+            return
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
-        self.state = fragment_state.refused(state)
+        self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         # The server does not know this base, so updates on it would be wrong.
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 
@@ -400,7 +407,7 @@ class FragmentExchange:
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
-            await self._ask_fate(pulled.position)
+            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))  # or the pull was for nothing
         state = self.state
         return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 

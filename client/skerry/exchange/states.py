@@ -5,6 +5,7 @@
     Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
     Idle           a copy of the weights was encoded                      `taken`         Sending
     Sending        a push begins                                          `tried`         Sending
+    Sending        the syncer refuses the bytes as damaged                `damaged`       Sending
     Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
     Sending        the syncer will never accept it                        `refused`       Refused
     Sending        the run was closed                                     `returned`      Idle
@@ -41,6 +42,7 @@ class Idle:
 
     ledger: Ledger
     contributed_step: int
+    used_base: int = -1  # the syncer has a delta of this session from this version, and takes no second one
     # Where versions come faster than steps, every adoption meets a newer version: a delta that is due goes first then.
     is_turn_to_send: bool = False
 
@@ -53,6 +55,7 @@ class Sending:
     delta: Delta
     contributed_step: int  # of the delta before
     was_tried: bool = False  # the syncer may have some of it, or all
+    damage_count: int = 0  # how often the syncer has refused the bytes as damaged
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Refused:
 
     ledger: Ledger
     contributed_step: int
+    used_base: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,11 @@ def tried(state: Sending) -> Sending:
     return replace(state, was_tried=True)
 
 
+def damaged(state: Sending) -> Sending:
+    """The bytes did not arrive as they were, or were wrong before they were sent."""
+    return replace(state, damage_count=state.damage_count + 1)
+
+
 def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlight:
     """The delta is in the log, with this fate; the first fate that is final stands."""
     if isinstance(state, Sending):
@@ -127,9 +136,10 @@ def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlig
     return replace(state, fate=fate) if state.is_pending else state
 
 
-def refused(state: Sending) -> Refused:
-    """The delta was never accepted."""
-    return Refused(state.ledger.returned(), state.contributed_step)
+def refused(state: Sending, *, is_base_used: bool) -> Refused:
+    """The delta was never accepted; `is_base_used`: because the syncer has another one from the same base."""
+    ledger = state.ledger.returned()
+    return Refused(ledger, state.contributed_step, ledger.version if is_base_used else -1)
 
 
 def returned(state: Sending | InFlight) -> Idle:
@@ -152,7 +162,7 @@ def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_
         case Replacing():
             return Idle(ledger, ledger.sent_until.step_count, is_turn_to_send=True)
         case _:
-            return Idle(ledger, state.contributed_step, is_turn_to_send=True)
+            return Idle(ledger, state.contributed_step, state.used_base, is_turn_to_send=True)
 
 
 def restored(state: State, now: Trained) -> State:

@@ -139,6 +139,48 @@ async def test_work_of_a_refused_delta_is_in_the_next_one_from_the_newest_versio
         assert world.session.tally.deltas_returned == 1
 
 
+async def test_bytes_that_are_refused_as_damaged_are_sent_three_times_and_then_made_anew() -> None:
+    damaged = [error_of("DIGEST_MISMATCH", "digest differs")] * 3
+    script = {"push_delta": [*damaged, accepted], "query_push": [v1.QueryPushResponse()] * 2}
+    async with living(**script, pull_fragment=[pull_to(LAYOUT, 3, START, [1.0, 2.0])]) as world:
+        await world.step(0.75, 2.25)
+        await world.step(0.5, 2.5)
+        await world.until(lambda: isinstance(world.fragment.state, Idle) and len(world.pushes) == 3)
+        await world.step(0.5, 2.5)
+        await world.until(lambda: world.is_in_flight)
+        ids = [push[0].header.delta_id for push in world.pushes]
+        assert len({*ids[:3]}) == 1
+        assert ids[3] != ids[0]
+        assert world.session.tally.causes == {"refused: DIGEST_MISMATCH": 1}
+
+
+async def test_from_a_base_of_which_the_syncer_has_a_delta_none_is_taken_again() -> None:
+    script = {"push_delta": [WorkRefusedError("BASE_REPEATED", "used"), accepted]}
+    same, newer = pull_to(LAYOUT, 3, START, [1.0, 2.0]), pull_to(LAYOUT, 4, START, [2.0, 2.0])
+    async with living(**script, pull_fragment=[same, newer]) as world:
+        await world.step(0.75, 2.25)
+        await world.step(0.5, 2.5)
+        await world.until(lambda: isinstance(world.fragment.state, Idle) and len(world.pushes) == 1)
+        assert not world.fragment.may_send
+        world.fragment.on_version(4)
+        await world.until(lambda: world.fragment.ledger.version == 4)
+        assert world.fragment.may_send
+
+
+async def test_a_question_that_fails_after_a_download_is_asked_again_and_nothing_is_loaded_twice() -> None:
+    def merged(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
+        fate = types_pb2.DeltaFate(fragment="f", delta_id=request.delta_id, fate=types_pb2.FATE_MERGED, version=4)
+        return v1.QueryPushResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate)
+
+    script = {"push_delta": [accepted], "query_push": [error_of("DRAINING", "drains"), UNREACHABLE, merged]}
+    async with living(**script, pull_fragment=[pull_to(LAYOUT, 4, START, [0.75, 2.25])]) as world:
+        await world.step(0.75, 2.25)
+        await world.step(0.5, 2.5)
+        await world.until(lambda: world.is_in_flight)
+        world.fragment.on_version(4)
+        await world.until(lambda: world.fragment.ledger.version == 4)
+
+
 async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and_nothing_is_sent_again() -> None:
     def known(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
         fate = types_pb2.DeltaFate(fragment="f", delta_id=request.delta_id, fate=types_pb2.FATE_PENDING)

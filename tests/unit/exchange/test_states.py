@@ -42,11 +42,17 @@ def test_a_delta_that_is_sent_keeps_its_bytes_until_it_is_acknowledged() -> None
 
 
 def test_a_refused_delta_is_unsent_again_and_a_version_is_adopted_before_the_next() -> None:
-    state = refused(SENDING)
+    state = refused(SENDING, is_base_used=False)
     assert isinstance(state, Refused)
     assert (state.ledger.in_flight, state.ledger.sent_until) == (None, Trained(20, 200))
     after = adopted(state, NEXT, is_merged=False)
     assert after == Idle(NEXT, contributed_step=20, is_turn_to_send=True)
+
+
+def test_a_base_that_the_syncer_has_a_delta_from_stays_used() -> None:
+    after = adopted(refused(SENDING, is_base_used=True), IDLE.ledger, is_merged=False)
+    assert isinstance(after, Idle)
+    assert after.used_base == after.ledger.version == 4
 
 
 @pytest.mark.parametrize("state", [SENDING, PENDING])
@@ -82,13 +88,13 @@ def test_poisoned_work_is_lost_and_the_next_version_replaces_the_weights(state: 
     assert adopted(replacing, ledger, is_merged=False) == Idle(ledger, contributed_step=33, is_turn_to_send=True)
 
 
-@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING)])
+@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING, is_base_used=False)])
 def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> None:
     after = restored(state, Trained(33, 330))
     assert type(after) is type(state)
     assert (after.ledger.in_flight, after.ledger.sent_until) == (None, Trained(33, 330))
     if isinstance(after, Sending):
-        assert refused(after).ledger.sent_until == Trained(33, 330), "nothing returns"
+        assert refused(after, is_base_used=False).ledger.sent_until == Trained(33, 330), "nothing returns"
 
 
 def test_poisoned_weights_that_were_put_back_need_no_replacement() -> None:

@@ -22,7 +22,7 @@ class DenyList:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
-        self._denied = Reloaded("deny list", lambda: _clients_of(path))
+        self._denied = Reloaded("deny list", lambda _: _clients_of(path))
         self._looked_s = clock.monotonic_s()
 
     def check(self, caller: Identity) -> None:

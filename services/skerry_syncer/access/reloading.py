@@ -19,17 +19,17 @@ class Reloaded(Generic[T]):
         ValueError: the file can't be used at the beginning.
     """
 
-    def __init__(self, name: str, read: Callable[[], T]) -> None:
-        """`read` raises ValueError if the file can't be used."""
+    def __init__(self, name: str, read: Callable[[T | None], T]) -> None:
+        """`read` takes what is in force, to return it if the file has not changed; it raises ValueError if it can't."""
         self._name = name
         self._read = read
-        self.value = read()
+        self.value = read(None)
         self._problem = ""
 
     def now(self) -> T:
         """Reads the file and returns what is in force."""
         try:
-            value = self._read()
+            value = self._read(self.value)
         except ValueError as error:
             if str(error) != self._problem:
                 self._problem = str(error)

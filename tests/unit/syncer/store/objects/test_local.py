@@ -4,17 +4,19 @@ The model of a disk: a file's bytes survive if the file was synced after they we
 folder was synced after the name was made. What was not synced may survive or not, so both are tried.
 """
 
+import asyncio
 import contextlib
 import errno
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.workers import InlineWorkers
+from skerry.runtime.workers import Arguments, InlineWorkers, Result
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.store.errors import (
     ObjectMissingError,
@@ -250,6 +252,44 @@ async def test_a_store_that_fails_to_open_is_unavailable(
     begun = getattr(objects, way)(ENTRY)
     with pytest.raises(StoreUnavailableError, match="Too many open files"):
         await (begun if way in {"get", "folders"} else anext(begun))
+
+
+class _HeldWorkers(InlineWorkers):
+    """Workers whose thread is at its second job, after the one that opens a file, when its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._job_count = 0
+        self.held: Callable[[], object] | None = None
+
+    async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self._job_count += 1
+        if self._job_count == 2:
+            self.held = partial(function, *args)
+            await asyncio.get_running_loop().create_future()
+        return await super().run(function, *args)
+
+
+@pytest.mark.parametrize("way", ["stream", "write"])
+async def test_a_file_stays_open_while_a_thread_uses_it_though_its_caller_is_cancelled(
+    tmp_path: Path, way: str
+) -> None:
+    await put(opened(tmp_path, FileSystem()), "create")
+    workers = _HeldWorkers()
+    objects = LocalObjects(tmp_path, workers=workers, entropy=SeededEntropy(random.Random(1)))
+
+    async def call() -> None:
+        if way == "write":
+            await put(objects, way)
+        async for _ in objects.stream(ENTRY):
+            pass
+
+    task = asyncio.ensure_future(call())
+    while workers.held is None:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    del task
+    assert workers.held() == (CONTENT if way == "stream" else None)
 
 
 async def test_a_linked_folder_is_listed(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def parse_url(url: str) -> tuple[str, Path]:
     if not unquote(url).isprintable():
         raise StoreURLError(f"store URL has control characters; {_HELP}. url={url!r}")
     if not colon or "/" in scheme:
-        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url)} ? url={url!r}")
+        raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url, url)} ? url={url!r}")
     if scheme not in {"file", "memory", "s3"}:
         raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
     if scheme == "s3" and not rest.partition("/")[0]:
@@ -85,14 +85,23 @@ def parse_url(url: str) -> tuple[str, Path]:
             "s3 URL has a ? or #, which no prefix may have; region and endpoint are set by AWS_REGION and "
             f"AWS_ENDPOINT_URL. url={url!r}"
         )
-    if scheme == "file" and rest.strip("/") in {"", "localhost"}:
+    if scheme != "file":
+        return scheme, Path(rest)
+    path = unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
+    root = _absolute(path, url)
+    if path in {"", "localhost"} or os.path.normpath(root) == root.anchor:
         raise StoreURLError(f"file URL names no folder; file:///path/of/a/folder. url={url!r}")
-    return scheme, _absolute(unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest))
+    return scheme, root
 
 
-def _absolute(path: str) -> Path:
+def _absolute(path: str, url: str) -> Path:
     """Returns a path with ~ replaced by the home of a user, as a shell does."""
-    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's own fails for a name that is no user's
+    if path.lstrip("/").startswith("$"):
+        raise StoreURLError(f"store URL begins with a variable that no shell replaced; write the path. url={url!r}")
+    try:
+        return (Path(path).expanduser() if path.startswith("~") else Path(path)).absolute()
+    except RuntimeError as error:
+        raise StoreURLError(f"store URL names the home of nobody who is known here. url={url!r}") from error
 
 
 def _open_folder(root: Path, *, writes: bool, new: bool) -> LocalObjects:

@@ -73,6 +73,8 @@ class Leases:
             ValueError: not advice that this version reads; nothing was taken in.
         """
         heard = read_json(advice, _Advice)
+        if heard.format != FORMAT:
+            raise ValueError(f"advice has a format that this version does not read. format={heard.format}")
         known = self._leases.get(learner)
         lease = self._lease(learner, heard.session)
         if not lease.is_unpublished:

@@ -78,7 +78,10 @@ def test_what_was_not_renewed_is_not_told_again() -> None:
     assert membership.unpublished() == ()
 
 
-@pytest.mark.parametrize("advice", [b"", b"[]", b"not json"])
+_OF_LATER_FORMAT = b'{"format":99,"session":"a","report":{}}'
+
+
+@pytest.mark.parametrize("advice", [b"", b"[]", b"not json", _OF_LATER_FORMAT])
 def test_advice_that_is_not_readable_changes_nothing(advice: bytes) -> None:
     world, membership = RoundWorld("eu"), Leases(0.0)
     with pytest.raises(ValueError):

@@ -102,7 +102,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
                     await self._send(await answers, method, context, allowance)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except grpc.aio.BaseError as error:  # gRPC could not send
+        except grpc.aio.InternalError as error:  # gRPC could not send
             _LOG.info("client has gone", method=method, peer=context.peer(), cause=str(error))
         except Exception as error:  # noqa: BLE001 - the outermost edge
             return self._refused(error, method, context)

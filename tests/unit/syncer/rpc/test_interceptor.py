@@ -18,7 +18,10 @@ from skerry_syncer.run.metrics import SyncerMetrics
 PULL = exchange.PullFragmentRequest(run="demo").SerializeToString()
 
 
-async def refusals(sent: Sequence[bytes], *, uri: str = "", **options: Any) -> list[str]:
+LOST = grpc.aio.InternalError("the connection is lost")
+
+
+async def refusals(sent: Sequence[bytes], *, uri: str = "", failure: Exception = LOST, **options: Any) -> list[str]:
     """Returns the reasons for which a call of PullFragment is refused; no client reads its answers."""
 
     async def pull(_request: Any, _context: Any) -> AsyncIterator[exchange.PullFragmentResponse]:
@@ -33,7 +36,7 @@ async def refusals(sent: Sequence[bytes], *, uri: str = "", **options: Any) -> l
             yield data
 
     async def write(_data: bytes) -> None:
-        raise grpc.aio.InternalError("the connection is lost")
+        raise failure
 
     async def abort(*_: Any) -> None:
         pass
@@ -50,6 +53,10 @@ async def refusals(sent: Sequence[bytes], *, uri: str = "", **options: Any) -> l
 
 async def test_a_client_that_vanishes_in_a_download_is_no_failure_of_the_syncer() -> None:
     assert await refusals([PULL]) == []
+
+
+async def test_a_call_of_grpc_that_is_wrong_is_a_failure_of_the_syncer() -> None:
+    assert await refusals([PULL], failure=grpc.aio.UsageError("RPC already finished.")) == ["INTERNAL"]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ class RunReplica:
         self._settings = settings
         self.engine = RoundEngine()
         self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
+        self._unseeded: list[str] = []  # fragments of a draft whose initial weights were pushed since the last decision
         self._live: set[str] = set()  # learners whose lease was live at the last decision
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
@@ -222,7 +223,7 @@ class RunReplica:
                 case SessionItem() as item:
                     self._fence(item)
                 case AcceptedItem(base_version=version, fragment=fragment) if version == INITIAL_BASE:
-                    self._seed(fragment)
+                    self._unseeded.append(fragment)
                 case _:
                     pass
             for delta in outcome.decided:
@@ -238,12 +239,6 @@ class RunReplica:
         """Ends the streams of the learner's older sessions."""
         error = fenced(new.learner)
         self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
-
-    def _seed(self, fragment: str) -> None:
-        """Begins to store initial weights that were pushed to a draft, so that its commit has less to do."""
-        if self._tasks is not None and not self._is_draining:
-            work = self.merger.seed(fragment)
-            self._start(self._done(work, "initial weights could not be stored", fragment=fragment))
 
     def _end_if_closed(self) -> None:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
@@ -313,6 +308,8 @@ class RunReplica:
                 self._announce(fragment, version)
             for closing in decisions.merges:
                 self._start(self._merge(closing))
+            while self._unseeded and not self._is_draining:  # so that the draft's commit has less to do
+                self._start(self._seed(self._unseeded.pop()))
             if decisions.items and await self._propose(decisions.items):
                 continue
             wakes = (decisions.wake_at_s, self.leases.next_change_s(self.state, now_s))
@@ -354,13 +351,14 @@ class RunReplica:
         del self._merges[task]
         self._decide_now.set()
 
+    async def _seed(self, fragment: str) -> None:
+        await self._done(self.merger.seed(fragment), "initial weights could not be stored", fragment=fragment)
+
     async def _merge(self, closing: ClosedItem) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""
         pause_s, facts = self._settings.retry_s, {"fragment": closing.fragment, "version": closing.version}
         try:
-            while self.merger.is_current(closing) and not await self._done(
-                self._merge_once(closing), "merge failed", **facts
-            ):
+            while not await self._done(self._merge_once(closing), "merge failed", **facts):
                 if self._is_draining:
                     return
                 await self._clock.sleep(pause_s)

@@ -1,0 +1,95 @@
+"""A run on one replica: what it does beside calls, while the store fails, another replica acts, or it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.merge.merger import Merger
+from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.errors import StoreUnavailableError
+from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
+from skerry_syncer.store.objects.interface import Chunks
+from skerry_syncer.store.versions.run import Run
+from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.dict_objects import DictObjects
+from tests.support.heard_logs import heard_logs
+from tests.support.merge_driver import FRAGMENT, Driver, layout_of
+from tests.support.seeded_entropy import SeededEntropy
+
+LAYOUT = layout_of((4,))
+
+
+class OutrunObjects(DictObjects):
+    """A store that once fails to take an update, after what happens meanwhile."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def write(self, name: str, chunks: Chunks) -> int:
+        """Puts a blob."""
+        if self.meanwhile is not None and "/updates/" in name:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+            raise StoreUnavailableError("not now")
+        return await super().write(name, chunks)
+
+
+@asynccontextmanager
+async def served(run: Run) -> AsyncIterator[RunReplica]:
+    """Yields a replica that serves the run; it is ended at the end."""
+    settings = ReplicaSettings(retry_s=0.0, longest_retry_s=0.0)
+    replica = RunReplica(run, clock=SystemClock(), workers=InlineWorkers(), scratch=Scratch(None), settings=settings)
+    task = asyncio.create_task(replica.run())
+    try:
+        yield replica
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_committed_it() -> None:
+    """Else its outer state stays in memory until this replica merges again, which may be never."""
+    objects = OutrunObjects()
+    driver = await Driver.start(LAYOUT, Policy(lease_term_s=5.0), objects=objects)
+    other = Merger(driver.run, workers=driver.workers, scratch=driver.scratch)
+
+    async def merge_elsewhere() -> None:
+        closing = driver.log.state.fragments[FRAGMENT].closing
+        assert closing is not None
+        await other.merge(closing)
+
+    objects.meanwhile = merge_elsewhere
+    with heard_logs() as lines:
+        async with served(driver.run) as replica, asyncio.timeout(5):
+            replica.leases.renew("m0", "session0", SystemClock().monotonic_s())
+            await driver.push(0, [1, 2, 3, 4])
+            while [line["event"] for line in lines].count("version committed") < 2:  # the other's, and what this kept
+                await asyncio.sleep(0)
+        assert [line["event"] for line in lines].count("merge failed") == 1
+
+
+@pytest.mark.parametrize("turn_count", range(4))
+async def test_initial_weights_that_come_while_a_replica_ends_are_acknowledged(turn_count: int) -> None:
+    objects, workers = DictObjects(), InlineWorkers()
+    spec = RunSpec("run", "0" * 32, (LAYOUT,), {"t0": "float32"}, 0.0)
+    await objects.create(f"runs/run/{spec.uid}/run.json", spec.to_bytes())
+    entropy = SeededEntropy(random.Random(0))
+    run = Run(objects, spec, clock=SystemClock(), entropy=entropy, workers=workers, writer="test")
+    ids = ("d" * 32, FRAGMENT, "eu", "5" * 32)
+    pushed = AcceptedItem(*ids, INITIAL_BASE, "", "", (), step_count=0, token_count=0, last_step=0, squared_norms=())
+    async with served(run):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        appending = asyncio.create_task(run.log.append([pushed]))
+        for _ in range(turn_count):
+            await asyncio.sleep(0)
+    assert (await appending)[0].rejection is None

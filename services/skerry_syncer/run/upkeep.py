@@ -64,7 +64,7 @@ async def _collect(run: Run) -> None:
 
 
 async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Awaitable[RunLog]]) -> None:
-    """Deletes abandoned drafts, and parts of deltas that no log entry will name, of all runs of the store.
+    """Deletes abandoned drafts, litter, and what their policies no longer keep, of all runs of the store.
 
     Objects that another replica deleted meanwhile are skipped. A run that can't be read is left as it is.
 
@@ -83,15 +83,15 @@ async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Aw
         try:
             log = await open_log(name, uid)
             if _may_collect(log):
-                await _collect_litter(log, before)
+                await _tidy_run(log, before)
         except (StoreError, SyncerError) as error:
-            _LOG.warning("litter of a run could not be collected", run=name, uid=uid, cause=str(error))
+            _LOG.warning("run could not be collected", run=name, uid=uid, cause=str(error))
 
 
-async def _collect_litter(log: RunLog, before: float) -> None:
-    """Deletes what a crash or an unfinished push left, and the leases of learners that have long been gone."""
+async def _tidy_run(log: RunLog, before: float) -> None:
+    """Collects by the run's policy, whether that is due or not, and deletes leases of learners that are long gone."""
     folder = f"{log.prefix}/learners"
     await log.objects.delete([i.name async for i in log.objects.list(folder) if i.modified_at_unix_s < before])
     went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
     if went.victims:
-        _LOG.info("litter collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)
+        _LOG.info("collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)

@@ -16,6 +16,7 @@ from skerry_syncer.server import serving
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.dict_objects import DictObjects
+from tests.support.heard_logs import heard_logs
 from tests.support.raw_learner import (
     FLOAT32,
     RawLearner,
@@ -61,18 +62,21 @@ async def test_abandoned_drafts_and_orphaned_parts_expire(tmp_path: Path) -> Non
                 await asyncio.sleep(0.1)
     for path in files(store, "runs"):
         os.utime(path, (time.time() - TWO_DAYS_S,) * 2)
-    async with serving(open_objects(store.as_uri()), settings) as server, connected(server.port) as stubs:
-        young_draft = (await create_draft(stubs, "lost", seed=3))[0].uid
-        learner.stubs = stubs
-        await learner.attach()
-        young_delta = await abandon_part(stubs, learner)
-        async with asyncio.timeout(20):
-            while files(store, old_draft) or files(store, old_delta) or files(store, "/learners/gone/"):
-                await asyncio.sleep(0.1)
-        assert files(store, young_draft)
-        assert files(store, young_delta)
-        after = await pull(stubs, run, "body")
-        assert np.array_equal(before.values, after.values)
+    with heard_logs() as lines:
+        async with serving(open_objects(store.as_uri()), settings) as server, connected(server.port) as stubs:
+            young_draft = (await create_draft(stubs, "lost", seed=3))[0].uid
+            learner.stubs = stubs
+            await learner.attach()
+            young_delta = await abandon_part(stubs, learner)
+            async with asyncio.timeout(20):
+                while files(store, old_draft) or files(store, old_delta) or files(store, "/learners/gone/"):
+                    await asyncio.sleep(0.1)
+                while not {"draft expired", "collected"} <= {line["event"] for line in lines}:
+                    await asyncio.sleep(0.1)
+            assert files(store, young_draft)
+            assert files(store, young_delta)
+            after = await pull(stubs, run, "body")
+            assert np.array_equal(before.values, after.values)
 
 
 class DatedObjects(DictObjects):

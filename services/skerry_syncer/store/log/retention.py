@@ -97,9 +97,10 @@ def kept_names(state: RunState, policy: Policy, *, keeps_quarantined: bool = Tru
     """Returns the names of the objects that stay; quarantined deltas, for a person to inspect, if they are kept."""
     names = state.referenced_names() | _weights_names(state, *kept_positions(state, policy))
     for fragment in state.fragments.values():
-        for number in range(fragment.version, max(-1, fragment.version - policy.kept_version_count), -1):
-            for version in state.chain(fragment, number, 0):
-                names.update(ref.name for ref in _version_refs(state, version))
+        newest = range(fragment.version, max(-1, fragment.version - policy.kept_version_count), -1)
+        whole = {version.version: version for number in newest for version in state.chain(fragment, number, 0)}
+        for version in whole.values():
+            names.update(ref.name for ref in _version_refs(state, version))
     for delta in state.deltas.values():
         if keeps_quarantined and delta.fate is Fate.QUARANTINED:
             names.update(part.name for part in delta.item.parts)
@@ -134,8 +135,11 @@ def _version_refs(state: RunState, version: VersionState) -> Iterator[ObjectRef]
 def is_due(state: RunState) -> bool:
     """Whether the objects that a collection would delete take at least a quarter of the bytes that it would keep.
 
-    The threshold makes collections rare, and lets a run use a quarter more disk than its policy keeps.
+    The threshold makes collections rare, and lets a run use a quarter more disk than its policy keeps. Summing takes
+    microseconds for each delta, so it is skipped for a run that still keeps all its versions.
     """
+    if all(len(fragment.versions) <= state.policy.kept_version_count for fragment in state.fragments.values()):
+        return False
     sizes = {ref.name: ref.size_bytes for ref in named_refs(state) if ref.name not in state.condemned}
     kept = sum(sizes.get(name, 0) for name in kept_names(state, state.policy))
     return 4 * (sum(sizes.values()) - kept) > kept

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from skerry_syncer.store.log.retention import (
     oldest_versions,
 )
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.log.state import DeltaState, RunState
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.store import Store
@@ -276,6 +277,21 @@ async def test_a_collection_is_due_when_it_frees_a_quarter_of_what_stays() -> No
     assert await run.collect()
     assert not retention.is_due(run.log.state)
     assert not await run.collect()
+
+
+class UnreadDeltas(dict[str, DeltaState]):
+    """Deltas that nobody may go through."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("all deltas were looked at")
+
+
+async def test_deltas_are_not_looked_at_while_all_versions_are_kept() -> None:
+    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=4))
+    await run.train(3)
+    run.log.state.deltas = UnreadDeltas(run.log.state.deltas)
+    assert len(run.log.state.fragments[FRAGMENT].versions) == 4
+    assert not retention.is_due(run.log.state)
 
 
 VERSIONS = 12

@@ -7,7 +7,7 @@ import ctypes
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from functools import cache
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -19,7 +19,6 @@ from google.rpc import error_details_pb2, status_pb2
 from skerry.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.net.forks import OwnProcess
 from skerry.net.handshakes import explain
-from skerry.net.liveness import Liveness
 from skerry.net.replicas import CONTROL, Connection, Replicas
 from skerry.net.tls import Insecure, Tls
 from skerry.net.transport import LANE_COUNT
@@ -128,9 +127,10 @@ class GrpcTransport:
         sending: _Sending | None = None,
     ) -> A:
         """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
-        async with self._called(number, open_call, unknown=unknown, sending=sending) as (call, life):
+        connection = await self._replicas.next(number)
+        with self._called(connection, open_call, unknown=unknown, sending=sending) as call:
             answer: A = await call
-            life.heard()
+            connection.replica.life.heard()
             return answer
 
     async def get_capabilities(
@@ -169,26 +169,26 @@ class GrpcTransport:
         self, number: int, open_call: Callable[[Connection], Any], sending: _Sending | None = None
     ) -> AsyncGenerator[Any, None]:
         """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
-        async with self._called(number, open_call, sending=sending) as (call, life):
+        connection = await self._replicas.next(number)
+        with self._called(connection, open_call, sending=sending) as call:
             async for response in call:
-                life.heard()
+                connection.replica.life.heard()
                 yield response
 
-    @asynccontextmanager
-    async def _called(
+    @contextmanager
+    def _called(
         self,
-        number: int,
+        connection: Connection,
         open_call: Callable[[Connection], Any],
         *,
         unknown: type[SkerryError] = RefusedError,
         sending: _Sending | None = None,
-    ) -> AsyncGenerator[tuple[Any, Liveness], None]:
-        """Yields a call of the next replica, which is over at the end of the context, and what hears of its answers."""
-        connection = await self._replicas.next(number)
+    ) -> Iterator[Any]:
+        """Yields a call, which is over at the end of the context."""
         replica, call = connection.replica, open_call(connection)
         replica.calls.add(call)
         try:
-            yield call, replica.life
+            yield call
         except asyncio.CancelledError:
             if call not in replica.calls and replica.hang is not None:
                 raise replica.hang from None

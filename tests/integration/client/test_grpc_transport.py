@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from skerry import (
-    TryAgainError,
-)
+from skerry import RunsClient, TryAgainError
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
 
@@ -29,6 +29,25 @@ async def test_a_call_whose_messages_fail_raises_their_error_and_is_no_cancellat
     with pytest.raises(ValueError, match="nothing to push"):
         await transport.push_delta(pushing())
     await transport.close()
+
+
+def test_streams_that_are_open_when_their_loop_ends_end_without_a_word(target: str) -> None:
+    with RunsClient(target) as client:
+        client.create_run("fit", {"w": np.ones(4, np.float32)})
+    complaints = []
+
+    async def watching() -> tuple[GrpcTransport, list[Any]]:
+        transport = GrpcTransport(target)
+        streams = [transport.watch(exchange_pb2.WatchRequest(run="fit")) for _ in range(16)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        return transport, streams
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        transport, streams = runner.run(watching())
+        runner.run(runner.get_loop().shutdown_asyncgens())
+        runner.run(transport.close())
+    assert (complaints, len(streams)) == ([], 16)
 
 
 @pytest.mark.parametrize("targets", ["{0}", "{0},{0}"], ids=["one target", "several"])

@@ -215,8 +215,8 @@ class StagedTransport(GrpcTransport):
         super().__init__(*given, **options)
         self._stage, self._on_reach = stage, reach
 
-    def _called(self, number: int, open_call: Callable[[Any], Any], **options: Any) -> Any:
-        return super()._called(number, lambda connection: open_call(self._watched(connection)), **options)
+    def _called(self, connection: Connection, open_call: Callable[[Any], Any], **options: Any) -> Any:
+        return super()._called(connection, lambda connection: open_call(self._watched(connection)), **options)
 
     def _watched(self, connection: Connection) -> Any:
         def begin(method: str) -> None:

@@ -68,7 +68,7 @@ def close_round(state: RunState, fragment: FragmentState, view: MembershipView) 
     is_complete = state.status is RunStatus.CLOSING or has_quorum(fragment, state.policy, without=late)
     if not deltas or not is_complete:
         return [FateItem(decided)] if decided else []
-    return [_closed(state, fragment, view, deltas, attempt=fragment.next_attempt, decided=decided)]
+    return [_closed(state, state.policy, fragment, view, deltas, attempt=fragment.next_attempt, decided=decided)]
 
 
 def _expired(fragment: FragmentState, policy: Policy) -> tuple[Decided, ...]:
@@ -156,6 +156,7 @@ def _own_norms(state: RunState, fragment: FragmentState, learner: str) -> Iterat
 
 def _closed(
     state: RunState,
+    policy: Policy,
     fragment: FragmentState,
     view: MembershipView,
     deltas: Sequence[DeltaState],
@@ -169,7 +170,7 @@ def _closed(
     learners are merged one by one each makes a version, and an answer that took a moment is not stale for that. A
     learner's deltas together count for its bound at most. Without deltas the round is void.
     """
-    items, policy = [delta.item for delta in deltas], state.policy
+    items = [delta.item for delta in deltas]
     full = policy.inner_step_count
     working = _working_learners(state, fragment, view)
     bounds = _bounds(fragment, working, items, policy)
@@ -273,13 +274,18 @@ def _weight(item: AcceptedItem, policy: Policy) -> float:
 
 
 def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, delta: str) -> ClosedItem | None:
-    """Returns the item that freezes a set again without an unreadable delta; None if that is not one of the set."""
+    """Returns the item that freezes a set again without an unreadable delta; None if that is not one of the set.
+
+    It goes by the policy that the set was first closed under, as the merge does.
+    """
     members = [member.delta for member in closing.members]
     if delta not in members:
         return None
+    fragment = state.fragments[closing.fragment]
     return _closed(
         state,
-        state.fragments[closing.fragment],
+        fragment.closing_policy or state.policy,
+        fragment,
         view,
         [state.deltas[member] for member in members if member != delta],
         attempt=closing.attempt + 1,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from skerry.wire.policy import Policy
-from skerry_syncer.rounds.closing import references
+from skerry_syncer.rounds.closing import closed_without, references
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import MembershipView
-from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem
+from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem
 from skerry_syncer.store.log.state import RunState
 from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, closed, closed_in, learner, view
 
@@ -30,6 +30,21 @@ def test_weights_are_tokens_with_a_cap() -> None:
     world.accept("eu", steps=24, tokens=2400)
     world.accept("us", steps=96, tokens=9600)  # counts as 48 steps, twice H
     assert [member.weight for member in closed(world, "eu", "us").members] == [2400, 4800]
+
+
+def test_a_set_that_is_closed_again_goes_by_the_policy_that_it_was_closed_under() -> None:
+    world = RoundWorld("eu", "us", "ap")
+    world.accept("eu", steps=24, tokens=2400)
+    world.accept("us", steps=96, tokens=9600)
+    unreadable = world.accept("ap")
+    live = view("eu", "us", "ap")
+    closing = closed_in(world, live)
+    world.append(closing)
+    world.append(PolicyItem("e" * 32, Policy(weight_cap=4.0)))
+    again = closed_without(world.state, live, closing, unreadable)
+    assert again is not None
+    assert again.members == closing.members[:2]
+    assert [member.weight for member in again.members] == [2400, 4800]
 
 
 def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:

@@ -200,7 +200,8 @@ class GrpcTransport:
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
         finally:
             replica.calls.discard(call)
-            call.cancel()
+            if not _first_process().is_forked:  # where this is garbage, and gRPC has no threads
+                call.cancel()
 
 
 @cache

@@ -26,7 +26,7 @@ demo: $(READY) ## train one model on three learners while one of them and the sy
 	@echo "demo: three learners and a syncer, two of which are killed; the picture and the figures go to build/demo"
 	@$(BIN)/python -m examples.demo
 
-test: $(READY) ## run the default suite (under 10 minutes on 2 cores)
+test: $(READY) ## run the default suite (5 minutes on 2 cores)
 	@echo "test: the suite without its long and its end-to-end part"
 	@$(BIN)/python -m pytest -m "not e2e and not long" -n 2 --dist worksteal $(ARGS)
 

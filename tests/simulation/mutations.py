@@ -18,7 +18,6 @@ import pytest
 
 from skerry.algorithm.rebase import Ledger
 from skerry.errors import RefusedError, SkerryError, TryAgainError
-from skerry.exchange.attachment import Attachment
 from skerry.exchange.fragment import FragmentExchange
 from skerry.exchange.states import Idle, Sending
 from skerry.net.grpc_transport import error_from_rpc
@@ -275,7 +274,7 @@ def _goes_by_calendar_clocks(patch: pytest.MonkeyPatch) -> None:
 
 def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
     """A process that starts looks at no delta of the one before it."""
-    patch.setattr(Attachment, "_wait_behind", lambda *_: None)
+    patch.setattr(FragmentExchange, "wait_behind", lambda *_: None)
 
 
 def _waits_for_who_hangs(patch: pytest.MonkeyPatch) -> None:

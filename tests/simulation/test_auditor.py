@@ -26,6 +26,11 @@ def test_the_auditor_finds_a_product_that(mutation: Mutation) -> None:
     assert list(findings_of(mutation)), f"nobody noticed. rule={mutation.rule}"
 
 
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_every_defect_is_put_where_the_product_is(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.apply(monkeypatch)
+
+
 def test_what_was_collected_goes_unread() -> None:
     evidence = live(1, MIXES["retention"])
     assert any(path.endswith(tuple(_parts(evidence))) for path in evidence.deleted)

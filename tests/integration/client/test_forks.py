@@ -215,7 +215,7 @@ def train(loader):
 """
 
 
-@pytest.mark.parametrize("options", ["", "persistent_workers=True", "pin_memory=torch.cuda.is_available()"])
+@pytest.mark.parametrize("options", ["", "persistent_workers=True, pin_memory=torch.cuda.is_available()"])
 def test_a_loader_with_workers_is_iterated_in_every_epoch(options: str, target: str, tmp_path: Path) -> None:
     program = f"""
 loader = torch.utils.data.DataLoader(torch.zeros(16, 4), batch_size=4, num_workers=2, {options})

@@ -37,7 +37,7 @@ Columns:
                      lost: its lease ran out, and it has not said that it leaves
   step, tokens       that the learner has trained; from 0 again if it does not resume
   step time, loss    as the learner reports them
-  course             of the loss, as a line
+  trend              of the loss, as a line
   up, down           mean of the last 10 s; with --once of all steps
   behind             versions that the learner has not adopted, at most
   stall              longest pause that Skerry made in a step, at the last report

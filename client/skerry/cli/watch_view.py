@@ -57,7 +57,7 @@ def _learner(state: WatchState, view: LearnerView) -> dict[str, str | Text]:
         "tokens": count_text(report.token_count),
         "step time": f"{report.step_time.ToMilliseconds()} ms",
         "loss": f"{report.loss:.4f}" if report.HasField("loss") else "-",
-        "course": Text(sparkline(view.losses), style="cyan"),
+        "trend": Text(sparkline(view.losses), style="cyan"),
         "up": rate_text(up),
         "down": rate_text(down),
         "behind": "-" if behind is None else str(behind),

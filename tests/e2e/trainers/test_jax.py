@@ -22,7 +22,7 @@ QUICK = Policy(inner_step_count=4, quarantine_ratio=0.0)
 
 
 def test_two_islands_one_is_killed_and_the_merged_parameters_load(target: str, tmp_path: Path) -> None:
-    out = train_two_islands("jax_optax", target, "jax", tmp_path)
+    out = train_two_islands("jax_optax", target, "jax", tmp_path, step_count=2000)  # of a millisecond or two
     assert_merged(target, "jax", load_file(out / "model.safetensors"))
 
 

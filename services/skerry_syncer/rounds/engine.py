@@ -16,8 +16,9 @@ left, or is back with another session (its later steps can't be sent before). An
     xi_step, xi_quorum, xi_sync    step time of the median learner, first delta to quorum, close to commit
     lateness                       quorum to a delta that answers the round: how long the grace should have been
 
-All but the step times, which learners report, are moving averages over the fragments, by this replica's own monotonic
-clock: x <- x + 0.2 (new - x).
+All but the step times are moving averages over the fragments, x <- x + 0.2 (new - x), and all are by this replica's own
+monotonic clock. Until two deltas of a fragment have come from anybody, step times are those that learners report, which
+may be far too short: where a device computes by itself, a step returns before it is done.
 
 The replica that closed a round merges it. Another one merges it too if no commit comes within 3 s and four times what
 the fragment's last merge took, at most a term; which of both commits is for the log to decide.
@@ -40,7 +41,7 @@ from typing import Final
 from skerry.wire.policy import Policy
 from skerry_syncer.rounds.closing import close_round
 from skerry_syncer.rounds.membership import MembershipView, expected_learners, has_quorum, is_open
-from skerry_syncer.store.log.entries import ClosedItem, Item, RunStatus, StatusItem
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Item, RunStatus, StatusItem
 from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState
 
 # A merge that another replica has closed is taken over after so many seconds, and so many times what the last one took.
@@ -103,6 +104,8 @@ class RoundEngine:
         self._xi_quorum_s: float | None = None
         self._xi_sync_s: float | None = None
         self._lateness_s: float | None = None
+        self._steps_s: dict[str, float] = {}  # step times by learner
+        self._last_steps: dict[tuple[str, str], tuple[int, float]] = {}  # by learner and fragment, and when it came
 
     def decide(self, state: RunState, view: MembershipView, now_s: float, *, may_close: bool = True) -> Decisions:
         """Returns what follows from the log and the view at `now_s`.
@@ -154,8 +157,8 @@ class RoundEngine:
 
     def grace_s(self, policy: Policy, view: MembershipView, expected: Collection[str]) -> float:
         """Returns the seconds that a round waits for the deltas of `expected` once its quorum is in."""
-        slack_s = policy.tau * _step_s(view) - ((self._xi_quorum_s or 0.0) + (self._xi_sync_s or 0.0))
-        slowest_s = max((report.step_time_s for name, report in view.live.items() if name in expected), default=0.0)
+        slack_s = policy.tau * self._step_s(view) - ((self._xi_quorum_s or 0.0) + (self._xi_sync_s or 0.0))
+        slowest_s = max((step_s for name, step_s in self._steps_of(view).items() if name in expected), default=0.0)
         enough_s = _GRACE_STEPS * (slowest_s or _UNKNOWN_STEP_S) + 2 * (self._lateness_s or 0.0)
         return max(0.0, min(policy.grace_factor * slack_s, enough_s))
 
@@ -199,10 +202,12 @@ class RoundEngine:
     def _observe_gathering(
         self, timed: _Round, policy: Policy, fragment: FragmentState, view: MembershipView, now_s: float, *, opens: bool
     ) -> None:
+        round_s = policy.inner_step_count * self._step_s(view)  # a round that waited for hours says nothing
         for delta in (delta for name, delta in fragment.pending.items() if name not in timed.seen):
+            self._observe_steps(delta.item, now_s)
             quorum_at_s = timed.answered_quorum_s(delta, fragment, policy)
             if quorum_at_s is not None:
-                self._lateness_s = _averaged(self._lateness_s, _at_most_a_round(now_s - quorum_at_s, policy, view))
+                self._lateness_s = _averaged(self._lateness_s, min(now_s - quorum_at_s, round_s))
         timed.seen = frozenset(fragment.pending)
         if not fragment.pending:  # closed, or what it gathered was given up: the next one has its own time
             timed.opened_at_s = timed.quorum_at_s = None
@@ -212,23 +217,26 @@ class RoundEngine:
             timed.opened_at_s = None
         if timed.opened_at_s is not None and timed.quorum_at_s is None and has_quorum(fragment, policy):
             timed.quorum_at_s = now_s
-            gathered_s = _at_most_a_round(now_s - timed.opened_at_s, policy, view)
-            self._xi_quorum_s = _averaged(self._xi_quorum_s, gathered_s)
+            self._xi_quorum_s = _averaged(self._xi_quorum_s, min(now_s - timed.opened_at_s, round_s))
+
+    def _observe_steps(self, item: AcceptedItem, now_s: float) -> None:
+        last_step, arrived_at_s = self._last_steps.get((item.learner, item.fragment), (item.last_step, now_s))
+        self._last_steps[item.learner, item.fragment] = item.last_step, now_s
+        if item.last_step > last_step:
+            self._steps_s[item.learner] = (now_s - arrived_at_s) / (item.last_step - last_step)
+
+    def _steps_of(self, view: MembershipView) -> dict[str, float]:
+        """Returns the step times of live learners."""
+        timed = {name: self._steps_s[name] for name in view.live if name in self._steps_s}
+        return timed or {name: report.step_time_s for name, report in view.live.items() if report.step_time_s}
+
+    def _step_s(self, view: MembershipView) -> float:
+        """Returns xi_step."""
+        return statistics.median_high(self._steps_of(view).values() or [_UNKNOWN_STEP_S])
 
 
 def _averaged(average: float | None, value: float) -> float:
     return value if average is None else average + _EMA_FACTOR * (value - average)
-
-
-def _step_s(view: MembershipView) -> float:
-    """Returns xi_step, of learners that have reported their step time."""
-    times_s = [report.step_time_s for report in view.live.values() if report.step_time_s]
-    return statistics.median_high(times_s or [_UNKNOWN_STEP_S])
-
-
-def _at_most_a_round(duration_s: float, policy: Policy, view: MembershipView) -> float:
-    """Returns a duration, or the time of H steps if that is less: a round that waited for hours says nothing."""
-    return min(duration_s, policy.inner_step_count * _step_s(view))
 
 
 def _is_drained(state: RunState) -> bool:

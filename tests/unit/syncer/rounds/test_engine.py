@@ -298,3 +298,16 @@ def test_an_early_delta_says_nothing_of_lateness_and_lets_its_round_close_at_onc
         world.close_and_commit(item)
         engine.decide(world.state, view("eu", "slow"), 10.0 * number + 5)
     assert engine.grace_s(world.state.policy, view("eu", "slow"), {"eu"}) == pytest.approx(before_s)
+
+
+def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
+    world, engine = RoundWorld("eu", "us", "ap", policy=Policy(quorum_count=3)), RoundEngine()
+    true_s = {"eu": 1.0, "us": 1.0, "ap": 1e-9}
+    reported = MembershipView({name: learner(step_time_s=step_s) for name, step_s in true_s.items()}, SETTLED_S)
+    for turn in (1, 2):
+        for name in true_s:
+            world.accept(name, last_step=24 * turn)
+        (item,) = engine.decide(world.state, reported, 24.0 * turn).items
+        world.close_and_commit(item)
+        engine.decide(world.state, reported, 24.0 * turn)
+    assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)

@@ -23,6 +23,8 @@ from grpc_status import rpc_status
 
 from skerry.errors import RefusedError, SkerryError, error_of
 from skerry.net.grpc_transport import error_from_rpc
+from skerry_syncer.access.limits import patience_s
+from skerry_syncer.errors import SyncerError
 from skerry_syncer.rpc.status import status_of
 from tests.simulation.processes import OUTSIDE, Process
 from tests.simulation.proxies import foreign_status
@@ -409,25 +411,25 @@ class Network:
         asyncio.get_running_loop().call_later(_REPEATED_CALL_S, again.break_off, context=OUTSIDE)
 
 
-# What a method asks of its call's context.
-_CONTEXT: Final = SimpleNamespace(peer=lambda: "simulated")
-
-
 async def _serve(call: Call, method: Method) -> None:
     """Answers a call as gRPC's server does: what the method raises becomes a status, a broken call a cancellation."""
     call.is_served = True
+    context = SimpleNamespace(peer=lambda: call.link)  # what a method asks of it: whose call it is
     argument = call.requests() if method.takes_stream else await call.up.take()
     try:
         if method.gives_stream:
-            responses = method.behaviour(argument, _CONTEXT)
+            responses = method.behaviour(argument, context)
             try:
                 async for response in responses:
-                    await call.down.room()
+                    async with asyncio.timeout(patience_s(response.ByteSize())):
+                        await call.down.room()
                     call.respond(response)
+            except TimeoutError:
+                raise SyncerError("TOO_SLOW", "the client did not read what it asked for") from None
             finally:
                 await responses.aclose()
         else:
-            call.respond(await method.behaviour(argument, _CONTEXT), is_last=True)
+            call.respond(await method.behaviour(argument, context), is_last=True)
     except asyncio.CancelledError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost edge

@@ -71,5 +71,5 @@ def history_digest(evidence: Evidence) -> str:
 
 
 def _entries(evidence: Evidence) -> Iterator[Entry]:
-    for name in sorted(evidence.landed):
+    for name in sorted(evidence.landed.keys() & evidence.stored.keys()):  # an abandoned draft is deleted
         yield Entry.from_bytes(evidence.stored[name][0])

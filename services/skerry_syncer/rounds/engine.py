@@ -105,7 +105,7 @@ class RoundEngine:
         self._xi_sync_s: float | None = None
         self._lateness_s: float | None = None
         self._steps_s: dict[str, float] = {}  # step times by learner
-        self._last_steps: dict[tuple[str, str], tuple[int, float]] = {}  # by learner and fragment, and when it came
+        self._last_steps: dict[tuple[str, str], tuple[int, float]] = {}  # by session and fragment, and when it came
 
     def decide(self, state: RunState, view: MembershipView, now_s: float, *, may_close: bool = True) -> Decisions:
         """Returns what follows from the log and the view at `now_s`.
@@ -220,8 +220,8 @@ class RoundEngine:
             self._xi_quorum_s = _averaged(self._xi_quorum_s, min(now_s - timed.opened_at_s, round_s))
 
     def _observe_steps(self, item: AcceptedItem, now_s: float) -> None:
-        last_step, arrived_at_s = self._last_steps.get((item.learner, item.fragment), (item.last_step, now_s))
-        self._last_steps[item.learner, item.fragment] = item.last_step, now_s
+        last_step, arrived_at_s = self._last_steps.get((item.session, item.fragment), (item.last_step, now_s))
+        self._last_steps[item.session, item.fragment] = item.last_step, now_s
         if item.last_step > last_step:
             self._steps_s[item.learner] = (now_s - arrived_at_s) / (item.last_step - last_step)
 

@@ -20,6 +20,7 @@ from skerry_syncer.store.log.entries import (
     LeftItem,
     ObjectRef,
     RunStatus,
+    SessionItem,
     StatusItem,
     canonical_json,
     item_to_json,
@@ -311,3 +312,15 @@ def test_pace_comes_from_accepted_deltas_and_not_from_reports() -> None:
         world.close_and_commit(item)
         engine.decide(world.state, reported, 24.0 * turn)
     assert engine.grace_s(world.state.policy, reported, ["ap"]) == pytest.approx(1.5)
+
+
+def test_the_time_between_two_processes_of_a_learner_is_no_step_time() -> None:
+    world, engine = RoundWorld("eu", "us"), RoundEngine()
+    seen = view("eu", "us", step_time_s=1.0)
+    world.accept("eu", last_step=24)
+    (item,) = engine.decide(world.state, view("eu", step_time_s=1.0), 0.0).items
+    world.close_and_commit(item)
+    world.append(SessionItem("eu", "next", "here"))
+    world.accept("eu", session="next", last_step=25)
+    engine.decide(world.state, seen, 1000.0)
+    assert engine.grace_s(world.state.policy, seen, ["eu"]) == pytest.approx(1.5)

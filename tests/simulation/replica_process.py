@@ -15,7 +15,6 @@ from skerry_syncer.rpc.exchange import ExchangeServicer
 from skerry_syncer.rpc.runs import RunsServicer
 from skerry_syncer.run.host import HostSettings, RunHost
 from skerry_syncer.settings import ReplicaSettings
-from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.network import Endpoint, Method, Network
@@ -27,7 +26,7 @@ from tests.support.seeded_entropy import SeededEntropy
 _DRAIN_GRACE_S: Final = 20.0
 # Slower than in production, as the simulation's steps are slower than real ones.
 _SETTINGS: Final = HostSettings(
-    in_flight_bytes=8 * STREAM_CHUNK_BYTES,  # a client may send or read one thing at a time, and holds up no other
+    in_flight_bytes=512,
     replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5, checkpoint_every=48),
 )
 

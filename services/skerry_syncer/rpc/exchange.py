@@ -29,7 +29,7 @@ from skerry_syncer.run.push import Push, begin_push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.checkpoints import newest_state
-from skerry_syncer.store.log.entries import SessionItem
+from skerry_syncer.store.log.entries import ObjectRef, SessionItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
@@ -183,7 +183,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             ref, blobs = plan.objects[index].ref, replica.blobs
             try:
                 read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
-                async with aclosing(read), aclosing(self._held(read, _client(context))) as pieces:
+                async with aclosing(read), aclosing(self._held(read, ref, _client(context))) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
                         yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
@@ -196,17 +196,18 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 await replica.log.tail()
                 raise SyncerError("PLAN_EXPIRED", f"an object of the plan can't be read; ask anew. {error}") from error
 
-    async def _held(self, pieces: AsyncIterator[bytes], client: str) -> AsyncGenerator[bytes, None]:
-        """Yields the pieces. A piece is read once the one before was sent and the budget has room for another."""
+    async def _held(self, pieces: AsyncIterator[bytes], ref: ObjectRef, client: str) -> AsyncGenerator[bytes, None]:
+        """Yields an object's pieces. Each is read once the one before was sent and the budget has room for another."""
+        most_bytes = min(STREAM_CHUNK_BYTES, ref.size_bytes)
         while True:
-            await self._host.budget.reserve(client, STREAM_CHUNK_BYTES)
+            await self._host.budget.reserve(client, most_bytes)
             try:
                 piece = await anext(pieces, None)
                 if piece is None:
                     return
                 yield piece
             finally:
-                self._host.budget.release(client, STREAM_CHUNK_BYTES)
+                self._host.budget.release(client, most_bytes)
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""

@@ -17,25 +17,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # its published types lack it
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from skerry.errors import SkerryError, error_of
 from skerry.net.liveness import Liveness, Vigil
-from skerry.net.tls import Insecure, Tls, is_loopback, tls_for
+from skerry.net.tls import Insecure, Tls, is_here, is_loopback, tls_for
 from skerry.runtime.addresses import client_address
-from skerry.runtime.logs import get_logger
-from skerry.runtime.redaction import redacted
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
-
-_log = get_logger(__name__)
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
@@ -59,11 +53,10 @@ _CONNECT_S: Final = 2.5
 _LOOK_S: Final = 0.01
 # For an answer over a fresh connection, which is then asked for over another one.
 _FRESH_S: Final = 3.0
-# Between two look-ups of names while a replica can't be reached.
+# Between two look-ups of names.
 _LOOK_UP_S: Final = 30.0
 # The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
 CONTROL: Final = -1
-_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")  # the variables that gRPC looks at, the first one first
 # What a call ends with that nobody has answered; with any other status a server is alive.
 _UNANSWERED: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -93,7 +86,7 @@ class Replica:
         self._tls = tls_for(target, tls)
         config = json.dumps(_BALANCED if is_alone else _HEALTH_CHECKED)
         self._options = [*_OPTIONS, ("grpc.service_config", config)]
-        if not proxy_of(target):
+        if is_here(target):  # gRPC would ask a proxy of the environment for this machine
             self._options.append(("grpc.enable_http_proxy", 0))
         if address:
             self._options.append(("grpc.default_authority", target))
@@ -173,22 +166,14 @@ class Replicas:
         """Begins with the first target."""
         self._targets, self._tls = tuple(targets), tls
         self.has_tls = any(tls_for(target, tls) for target in targets)
-        # Of the first target that is called through a proxy; "" where none is.
-        self.proxy = next((f"target={target}, {proxy}" for target in targets if (proxy := proxy_of(target))), "")
-        if self.proxy and not self.has_tls:
-            _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
         self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
-        self._gone: list[Replica] = []  # whose address the name no longer has
         self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
-        self._names = [target for target in targets if _is_name(target) and not proxy_of(target)]
-        self._looking_up: asyncio.Task[None] | None = None
-        self._looked_up_s = float("-inf")
-        self._has_looked_up = False
+        self._looks_up_at_s = float("-inf") if any(map(_is_name, targets)) else float("inf")
         self._vigil = Vigil(self)
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Replica]:
-        return iter((*self._replicas.values(), *self._gone))
+        return iter((*self._replicas.values(),))
 
     @property
     def has_others(self) -> bool:
@@ -203,7 +188,8 @@ class Replicas:
         Raises:
             TryAgainError: UNREACHABLE: the connections were closed.
         """
-        await self._look_up()
+        if not self._is_closed and asyncio.get_running_loop().time() >= self._looks_up_at_s:
+            await self._look_up()
         order = self._orders.setdefault(number, deque())
         for replica in tuple(order):
             if replica not in self._replicas.values():
@@ -227,45 +213,29 @@ class Replicas:
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
         self._is_closed = True
-        if self._looking_up is not None:
-            self._looking_up.cancel()
         await self._vigil.end()
         for replica in self:
             await replica.close()
 
     async def _look_up(self) -> None:
-        """Looks the targets' names up, first and then now and then while a replica can't be reached.
-
-        Calls wait for the first look-up only, and for that not for long.
-        """
-        loop = asyncio.get_running_loop()
-        is_first = self._looked_up_s == float("-inf")
-        if not self._names or self._is_closed:
-            return
-        if loop.time() >= self._looked_up_s + _LOOK_UP_S and (
-            is_first or not all(replica.is_ready(CONTROL) for replica in self._replicas.values())
-        ):
-            self._looked_up_s = loop.time()
-            self._looking_up = asyncio.create_task(self._look_up_all())
-        if not self._has_looked_up and self._looking_up is not None:
-            await asyncio.wait([self._looking_up], timeout=_CONNECT_S)
-            self._has_looked_up = True
-
-    async def _look_up_all(self) -> None:
-        """Has a replica for each address of the names that have several."""
+        """Has a replica for each address of the names that have several; one whose address is gone ends its calls."""
+        self._looks_up_at_s = asyncio.get_running_loop().time() + _LOOK_UP_S
         keys: list[tuple[str, str]] = []
-        for target in self._targets:
-            addresses = await _addresses(target) if target in self._names else []
-            keys += [(target, address) for address in addresses or [""]]
-        replicas = {
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                for target in self._targets:
+                    addresses = await _addresses(target) if _is_name(target) else []
+                    keys += [(target, address) for address in addresses or [""]]
+        except OSError:  # names can't be looked up now
+            return
+        gone = {key: replica for key, replica in self._replicas.items() if key not in keys}
+        self._replicas = {
             key: self._replicas.get(key) or Replica(key[0], self._tls, address=key[1], is_alone=len(keys) == 1)
             for key in keys
-        }
-        self._gone += [replica for key, replica in self._replicas.items() if key not in replicas]
-        self._replicas = replicas
-        for replica in [replica for replica in self._gone if not replica.is_called]:
-            self._gone.remove(replica)
-            await replica.close()
+        } | {key: replica for key, replica in gone.items() if replica.is_called}
+        for replica in gone.values():
+            if not replica.is_called:
+                await replica.close()
 
 
 def _has_ready(order: deque[Replica], number: int) -> bool:
@@ -277,37 +247,23 @@ def _has_ready(order: deque[Replica], number: int) -> bool:
     return True
 
 
-def proxy_of(target: str) -> str:
-    """Returns the variable and the URL, without secrets, of the proxy that a target is called through; "" for none.
-
-    A target on this machine has none, and neither has one whose host is in no_proxy.
-    """
-    environment = os.environ  # noqa: TID251 - gRPC looks there
-    address = client_address(target)
-    if address is None or is_loopback(address.host):
-        return ""
-    left_out = environment.get("no_grpc_proxy") or environment.get("no_proxy", "")
-    if proxy_bypass_environment(address.host, {"no": left_out}):
-        return ""
-    return next((f"{name}={redacted(environment[name])}" for name in _PROXIES if environment.get(name)), "")
-
-
 def _is_name(target: str) -> bool:
     """Whether a target may stand for several machines: neither an address nor this machine."""
     address = client_address(target)
-    if address is None or is_loopback(address.host) or ":" in target.replace(f":{address.port}", ""):
+    if address is None or target != f"{address.host}:{address.port}":
         return False
-    return not address.host.replace(".", "").isdecimal()
+    return not is_loopback(address.host) and not address.host.replace(".", "").isdecimal()
 
 
 async def _addresses(target: str) -> list[str]:
-    """Returns the addresses of a target's name, as targets of gRPC; none where it has one of a kind, or is unknown."""
+    """Returns the addresses of a target's name, as targets of gRPC; none where it has one of a kind.
+
+    Raises:
+        OSError: the name can't be looked up.
+    """
     address = client_address(target)
     assert address is not None  # it is a name
-    try:
-        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
+    infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     hosts = dict.fromkeys((family, info[0]) for family, _, _, _, info in infos)
     if max(Counter(family for family, _ in hosts).values(), default=0) < 2:  # a machine may have one of each
         return []

@@ -132,8 +132,7 @@ def tls_for(target: str, tls: Tls | Insecure | None) -> Tls | None:
         if tls != "insecure":
             raise ValueError(f"tls is a Tls, or 'insecure' for plaintext. tls={tls!r}")
         return None
-    address = client_address(target)
-    return None if address is None or is_loopback(address.host) else Tls()
+    return None if is_here(target) else Tls()
 
 
 def check_target(targets: str, tls: Tls | Insecure | None) -> set[Tls]:
@@ -146,6 +145,16 @@ def check_target(targets: str, tls: Tls | Insecure | None) -> set[Tls]:
     for own in used:
         own.read()
     return used
+
+
+def is_here(target: str) -> bool:
+    """Whether only this machine can be meant by a gRPC target, without looking names up.
+
+    Raises:
+        ValueError: the target is no address.
+    """
+    address = client_address(target)
+    return address is None or is_loopback(address.host)
 
 
 def is_loopback(host: str) -> bool:

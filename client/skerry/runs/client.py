@@ -160,12 +160,11 @@ class RunsClient:
         request = runs_pb2.ListVersionsRequest(
             name=name, fragment=fragment, page_size=_PAGE_SIZE, before_version=before_version, **self._known(name)
         )
-        while True:
-            response = self._call(lambda stubs: stubs.runs.ListVersions, request)
-            yield from response.versions
-            if len(response.versions) < _PAGE_SIZE or response.versions[-1].version.version == 0:
+        while records := self._call(lambda stubs: stubs.runs.ListVersions, request).versions:
+            yield from records
+            request.before_version = records[-1].version.version
+            if request.before_version == 0:
                 return
-            request.before_version = response.versions[-1].version.version
 
     def run_at(self, name: str, position: int) -> Run:
         """Returns the run with the versions that it had at a position of its log.

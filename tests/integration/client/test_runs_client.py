@@ -52,6 +52,18 @@ def test_answers_are_what_the_syncer_says(target: str) -> None:
         assert client.list_runs() == []
 
 
+def test_versions_are_listed_down_to_the_first_however_few_an_answer_holds(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry_syncer.rpc.runs._PAGE_BYTES", 1)
+    with RunsClient(target) as client:
+        created = client.create_run("fit", ARRAYS)
+        for _ in range(3):
+            client.roll_back("fit", created.position)
+        records = client.list_versions("fit", "embedding")
+        assert [record.version.version for record in records] == [3, 2, 1, 0]
+
+
 def test_a_value_out_of_its_range_is_refused_before_anything_is_sent(target: str) -> None:
     with RunsClient(target) as client:
         client.create_run("fit", ARRAYS)

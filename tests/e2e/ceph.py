@@ -64,7 +64,7 @@ rgw_frontends = beast endpoint=127.0.0.1:{gateway_port}
 class CephGateway:
     """A running gateway: where it is, and the one user that it has."""
 
-    endpoint: str
+    port: int
     access_key: str
     # Made anew for each gateway, and worth nothing outside it.
     secret_key: str = field(repr=False)
@@ -97,9 +97,7 @@ class CephGateway:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        gateway = cls(
-            f"http://127.0.0.1:{gateway_port}", secrets.token_hex(10), secrets.token_hex(20), folder, namespace
-        )
+        gateway = cls(gateway_port, secrets.token_hex(10), secrets.token_hex(20), folder, namespace)
         try:
             gateway._make_keys()
             gateway._start_monitor(cluster_id, monitor_port)
@@ -110,6 +108,11 @@ class CephGateway:
             gateway.stop()
             raise AssertionError(f"{error}\n{said}") from None
         return gateway
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         """Ends every daemon at once, and removes what they wrote."""

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.engine import Engine
-from tests.e2e.machine import ROOT, CommandError, find, run
+from tests.e2e.machine import ROOT, CommandError, run
 
+COMMAND = "docker-compose"
 PROJECT = "skerry-e2e"
 SYNCERS = ("syncer-1", "syncer-2")
 SERVICES = (*SYNCERS, "learner-us", "learner-eu", "learner-asia")
 LEARNERS = {"learner-us": "us-1", "learner-eu": "eu-1", "learner-asia": "asia-1"}
-
-
-def compose_commands(env: Mapping[str, str]) -> dict[int, Sequence[str]]:
-    """Returns how compose is called on this machine, by its generation: 1 and 2, or one of them, or none."""
-    found: dict[int, Sequence[str]] = {}
-    for command in (["docker-compose"], ["docker", "compose"]):
-        if find(command[0]) is None:
-            continue
-        try:
-            version = run([*command, "version", "--short"], timeout_s=30, env=env).strip().lstrip("v")
-        except CommandError:
-            continue
-        generation = 1 if version.startswith("1.") else 2
-        found.setdefault(generation, command)
-    return found
 
 
 @dataclass(frozen=True)
@@ -37,13 +23,12 @@ class Composition:
     """The services of compose.yaml on one engine, under a project name of the tests' own."""
 
     engine: Engine
-    command: Sequence[str]
     variables: Mapping[str, str]
 
     def compose(self, *words: str, timeout_s: float) -> str:
         """Returns what compose printed."""
-        whole: list[str | Path] = [*self.command, "--project-name", PROJECT, "--file", ROOT / "compose.yaml", *words]
-        return run(whole, timeout_s=timeout_s, env={**self.engine.env, **self.variables})
+        command: list[str | Path] = [COMMAND, "--project-name", PROJECT, "--file", ROOT / "compose.yaml", *words]
+        return run(command, timeout_s=timeout_s, env={**self.engine.env, **self.variables})
 
     def container(self, service: str) -> str:
         """Returns the id of a service's container, running or not."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e import ceph, engine, images
 from tests.e2e.ceph import CephGateway
-from tests.e2e.composition import Composition, compose_commands
+from tests.e2e.composition import COMMAND, Composition
 from tests.e2e.engine import Engine, EngineError
 from tests.e2e.fresh import built
 from tests.e2e.machine import BUILD, CommandError, need_programs, need_root, tail
@@ -19,6 +19,12 @@ __all__ = ["built"]
 
 # Until told to stop; the model and H of compose.yaml itself.
 _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives storms, which wait for much of their time, one worker of `make test-e2e`, and all others the second."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("storms" if item.get_closest_marker("storm") else "others"))
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +44,11 @@ def docker_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def composition(docker_engine: Engine) -> Composition:
-    """compose.yaml with its images built, by the newest compose that this machine has."""
-    need_programs({"docker-compose": "docker-compose"})
-    commands = compose_commands(docker_engine.env)
-    source = images.provide_base(docker_engine)
-    variables = {**images.provide_wheels(docker_engine), **_SETTINGS}
-    found = Composition(docker_engine, commands[max(commands)], variables)
+    """compose.yaml with its images built."""
+    need_programs({COMMAND: COMMAND})
+    images.provide_base(docker_engine)
+    found = Composition(docker_engine, {**images.provide_wheels(docker_engine), **_SETTINGS})
     found.compose("build", timeout_s=400)
-    print(f"\nbase image: {source}")
     return found
 
 

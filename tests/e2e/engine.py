@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.machine import CommandError, run, tail, wait_until
+from tests.e2e.machine import SYSTEM_PATH, CommandError, run, tail, wait_until
 
 PACKAGES = {
     "dockerd": "docker.io",
@@ -28,7 +28,7 @@ PACKAGES = {
 }
 
 # The shell is the first process of the namespace: it reaps what containers' shims leave behind, which dockerd doesn't.
-_START = 'test "$NETWORKS" = no || ip link set lo up; dockerd "$@" & wait $!'
+_START = 'ip link set lo up; dockerd "$@" & wait $!'
 # overlay2 fails on file systems that are overlays themselves (a container); vfs copies, and works anywhere.
 _STORAGE_DRIVERS = ("overlay2", "vfs")
 
@@ -40,9 +40,8 @@ class EngineError(Exception):
 class Engine:
     """A running dockerd that keeps images and containers in `data`, and its sockets and log in a folder of its own."""
 
-    def __init__(self, data: Path, *, has_networks: bool = True) -> None:
+    def __init__(self, data: Path) -> None:
         self.data = data
-        self.has_networks = has_networks
         # A socket's path has to be short, wherever the tree lies.
         self.folder = Path(tempfile.mkdtemp(prefix="skerry-"))
         self.socket = f"unix://{self.folder}/docker.sock"
@@ -108,20 +107,14 @@ class Engine:
         run(["nsenter", "--target", self._children()[0], "--pid", "--", "kill", "-KILL", str(process_id)], timeout_s=10)
 
     def _spawn(self, driver: str) -> None:
-        namespaces = ["--net"] if self.has_networks else []
-        networks = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         self._process = subprocess.Popen(
             [
                 # With the one that runs the tests, however it ends, goes everything below.
                 "setpriv", "--pdeathsig=KILL",
-                "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", *namespaces,
-                "sh", "-c", _START, "sh", *self._options(driver), *([] if self.has_networks else networks),
+                "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--net",
+                "sh", "-c", _START, "sh", *self._options(driver),
             ],
-            env={
-                **os.environ,
-                "PATH": "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "NETWORKS": "yes" if self.has_networks else "no",
-            },
+            env={**os.environ, "PATH": SYSTEM_PATH},
             stdin=subprocess.DEVNULL,
             stdout=self._log.open("wb"),
             stderr=subprocess.STDOUT,

@@ -80,6 +80,7 @@ def need_programs(packages: Mapping[str, str]) -> None:
     """Installs the Debian packages of programs that are missing, or skips the test; `packages`: program to package."""
     if all(map(find, packages)):
         return
+    need_root()
     if find("apt-get") is None:
         pytest.skip(f"no apt-get here to install {' '.join(_missing(packages))}")
     with _alone():

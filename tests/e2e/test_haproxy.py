@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from skerry import RunsClient
-from tests.e2e.machine import ROOT, find, need_programs, need_root, wait_until
+from tests.e2e.machine import ROOT, SYSTEM_PATH, need_programs, wait_until
 from tests.support.made_keys import make_keys, tls_of
 from tests.support.ports import free_ports
 from tests.support.syncer_thread import syncer
@@ -34,15 +34,11 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def proxy(keys: Path, tmp_path: Path) -> Iterator[int]:
     """The port of a proxy before a syncer with mutual TLS."""
-    if find("haproxy") is None:
-        need_root()
     need_programs({"haproxy": "haproxy"})
-    haproxy = find("haproxy")
-    assert haproxy is not None
     (port,) = free_ports(1)
     with syncer(tls_of(keys, "a.example")) as target, (tmp_path / "haproxy.log").open("wb") as log:
-        env = {**os.environ, "SKERRY_BIND": f":{port}", "SKERRY_SYNCER": target}
-        words = [haproxy, "-db", "-f", str(ROOT / "docker/haproxy.cfg")]
+        env = {**os.environ, "PATH": SYSTEM_PATH, "SKERRY_BIND": f":{port}", "SKERRY_SYNCER": target}
+        words = ["haproxy", "-db", "-f", str(ROOT / "docker/haproxy.cfg")]
         process = subprocess.Popen(words, env=env, stdout=log, stderr=log)
         try:
             wait_until(lambda: _is_listening(port), what="haproxy listens", timeout_s=20, every_s=0.1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.composition import Composition, compose_commands
-from tests.e2e.machine import CommandError, run
+from tests.e2e.composition import Composition
+from tests.e2e.machine import CommandError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -17,19 +17,6 @@ def in_image(composition: Composition, image: str, *words: str, options: tuple[s
     """Returns what a program of an image printed, without a network."""
     entry, *rest = words
     return composition.engine.docker("run", "--rm", "--network=none", *options, f"--entrypoint={entry}", image, *rest)
-
-
-@pytest.mark.parametrize("generation", [1, 2])
-def test_both_generations_of_compose_accept_the_file(composition: Composition, generation: int) -> None:
-    commands = compose_commands(composition.engine.env)
-    if generation not in commands:
-        pytest.skip(
-            f"compose v{generation} is not among the packages of this system. found=v{', v'.join(map(str, commands))}"
-        )
-    accepted = Composition(composition.engine, commands[generation], composition.variables)
-    assert set(accepted.compose("config", "--services", timeout_s=30).split()) == {
-        "keys", "syncer-1", "syncer-2", "learner-us", "learner-eu", "learner-asia",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("image", _IMAGES)
@@ -72,8 +59,4 @@ print(sum(sum(it.cache_hits.values()) for it in compiled), sum(sum(it.cache_miss
 
 def test_an_image_refuses_plaintext_on_every_address_until_it_is_asked_for_by_name(composition: Composition) -> None:
     with pytest.raises(CommandError, match="--insecure"):
-        run(
-            ["docker", "run", "--rm", "--network=none", _SYNCER],
-            timeout_s=60,
-            env=composition.engine.env,
-        )
+        composition.engine.docker("run", "--rm", "--network=none", _SYNCER)

@@ -1,32 +1,40 @@
-"""Three replicas and six learners as processes on one store, with a relay between them, and an auditor beside them."""
+"""Three replicas and six learners as processes on one store, with a link between each two, and an auditor."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
 from skerry import RunsClient, SkerryError
-from tests.e2e.chaos import problem
-from tests.e2e.chaos.children import Child
-from tests.e2e.chaos.journal import Account, Appended
-from tests.e2e.chaos.points import Deed, Mode, Moment, Operation, Point, points_of
-from tests.e2e.chaos.relay import Relay
-from tests.e2e.chaos.schedule import LEARNER_COUNT, STEP_S
+from skerry_syncer.store.objects.opening import open_objects
+from tests.e2e.chaos.journal import Account
 from tests.e2e.chaos.store_place import StorePlace
 from tests.e2e.chaos.watcher import Watcher
-from tests.simulation.disturbances import REPLICA_COUNT, Disturbance
+from tests.simulation.disturbances import REPLICA_COUNT
 from tests.simulation.learner_process import RUN
 from tests.support.ports import free_ports
+from tests.support.tcp_link import Link
 
+# Seconds of a training step of each learner; one is three times slower.
+_STEP_S: Final = (0.08, 0.09, 0.1, 0.12, 0.3, 0.1)
+# Nothing happens to this one itself: its steps must take what they take in a calm.
+UNTOUCHED: Final = len(_STEP_S) - 1
 _DRAIN_GRACE_S: Final = 8
+_CALL_S: Final = 8.0
+_LOOK_EVERY_S: Final = 5.0
+# Ends of processes that nobody asked for, after which the product is broken and the storm teaches nothing.
+_MOST_COMPLAINTS: Final = 5
 # What the product logs where it meets a defect of its own, and what Python prints of one.
 _DEFECTS: Final = (
     "[error    ] the exchange has a defect",
@@ -34,199 +42,193 @@ _DEFECTS: Final = (
     'level=error event="run failed',
     'level=error event="call failed',
 )
-_CALL_S: Final = 8.0
-# How long a replica serves before it dies at a fault point: long enough to do something, as a start takes seconds.
-_LIFE_S: Final = (8.0, 24.0)
+# The product's own command, with log checkpoints that come often enough for a short run.
+_SERVE: Final = """
+from skerry_syncer.store.log import checkpoints
+checkpoints.CHECKPOINT_EVERY = 100
+from skerry.cli.main import main
+main()
+"""
 
 
-class Replica:
-    """One replica: its process, and which fault points of it were struck."""
+class Child:
+    """One process after another under one name, whose output goes to NAME.log; all of them end with their parent."""
 
-    def __init__(self, index: int, port: int, *, place: StorePlace, folder: Path, seed: int) -> None:
-        self.index = index
-        self.port = port
-        self.operations: set[Operation] = set()  # that it did
-        self.struck: set[Point] = set()
-        self.child = Child(f"replica-{index}", folder, env=place.env())
-        self._mode = Mode.FINE
-        self._is_striking = False
-        self._url = place.url(folder.name)
-        self._folder = folder
-        self._seed = seed
-        self._events = folder / f"replica-{index}.events"
-        self._reported = Appended(self._events)
-        self._random = random.Random(f"{seed}/{index}/deaths")
+    def __init__(
+        self, name: str, folder: Path, command: Callable[[int], Sequence[str]], env: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` returns what Python is given for the process of this number, from 0."""
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.is_stopped = False
+        self.is_wanted = False  # whether it should be running
+        self.is_ended = False  # whether it was told to end
+        self._command = command
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(env or {})}
+        self._processes: list[subprocess.Popen[bytes]] = []  # all of them: older ones may still live
+
+    @property
+    def status(self) -> int | None:
+        """The newest process's exit status, negative for a signal; None while it runs."""
+        return self._processes[-1].poll()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the newest process has not ended."""
+        return self.status is None
 
     def start(self) -> None:
-        """Starts a process on the replica's port."""
-        self.read_events()
-        scratch = self._folder / f"scratch-{self.index}"
-        scratch.mkdir(exist_ok=True)
-        self.child.start(
-            "tests.e2e.chaos.replica", str(self._events), f"{self._seed}/{self.index}/{self.child.start_count}",
-            "--new-store", "--listen", f"127.0.0.1:{self.port}", "--store", self._url, "--scratch", str(scratch),
-            "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2", "--log-level", "info",
-        )  # fmt: skip
-        self.set_mode(self._mode)
-        self.strike(is_striking=self._is_striking)
+        """Starts a process; one that is there already goes on beside it."""
+        words = ["setpriv", "--pdeathsig=KILL", sys.executable, "-B", *self._command(len(self._processes))]
+        with self.log.open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env)
+            )
+        self.is_stopped = self.is_ended = False
+        self.is_wanted = True
 
-    def set_mode(self, mode: Mode) -> None:
-        """Changes what its way to the store is like."""
-        self._mode = mode
-        self.child.tell(mode=mode)
+    def send(self, number: signal.Signals) -> None:
+        """Sends the newest process a signal, if it lives."""
+        self._processes[-1].send_signal(number)
+        self.is_stopped = number is signal.SIGSTOP
 
-    def strike(self, *, is_striking: bool) -> None:
-        """Has fault points that were not struck yet be struck, or no more of them."""
-        self._is_striking = is_striking
-        struck = [[*point.operation, point.moment, point.deed] for point in self.struck]
-        self.child.tell(strikes=is_striking, struck=struck, death_in_s=self._random.uniform(*_LIFE_S))
+    def end(self, number: signal.Signals) -> None:
+        """Ends the newest process by a signal, until it is wanted again."""
+        self.is_wanted, self.is_ended = False, True
+        self.send(number)
 
-    def read_events(self) -> None:
-        """Takes note of what its process reported."""
-        for event, verb, kind, *rest in self._reported.read():
-            operation = Operation(verb, kind)
-            if event == "seen":
-                self.operations.add(operation)
-            else:
-                self.struck.add(Point(self.index, operation, Moment(rest[0]), Deed(rest[1])))
+    def want(self) -> None:
+        """Has a process be started once the newest has ended."""
+        self.is_wanted = True
+
+    def wake_all(self) -> None:
+        """Continues every process of that name."""
+        self.is_stopped = False
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+
+    def kill_all(self) -> None:
+        """Kills every process of that name and waits for them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
 
 class Deployment:
     """Everything that runs; to be used as an asynchronous context, which ends all of it."""
 
-    def __init__(
-        self,
-        place: StorePlace,
-        folder: Path,
-        *,
-        seed: int,
-        schedule: tuple[Disturbance, ...] = (),
-        say: Callable[[str], None],
-    ) -> None:
-        folder.mkdir()
+    def __init__(self, place: StorePlace, folder: Path, *, seed: int, say: Callable[[str], None]) -> None:
         self.place = place
-        self.folder = folder
-        self.seed = seed
         self.say = say
-        ports = free_ports(REPLICA_COUNT + LEARNER_COUNT * REPLICA_COUNT)
-        self.replicas = [
-            Replica(index, port, place=place, folder=folder, seed=seed)
-            for index, port in enumerate(ports[:REPLICA_COUNT])
-        ]
-        self.relay = Relay(LEARNER_COUNT, ports[:REPLICA_COUNT])
-        self._relay_ports = ports[REPLICA_COUNT:]
-        self.learners = [Child(f"learner-{index}", folder) for index in range(LEARNER_COUNT)]
-        self.watcher = Watcher(place.open(folder.name), seed=seed, schedule=schedule, say=say)
+        self.watcher = Watcher(open_objects(place.url, new=True), seed=seed, say=say)
         self.faults: Counter[str] = Counter()
-        self._restart_at_s: dict[str, float] = {}
+        self._folder = folder
+        self._seed = seed
+        self._ports = free_ports(REPLICA_COUNT)
+        self.links = [[Link(port) for port in self._ports] for _ in _STEP_S]
+        self.replicas = [
+            Child(f"replica-{index}", folder, partial(self._serve, index), place.env(index))
+            for index in range(REPLICA_COUNT)
+        ]
+        self.learners = [
+            Child(f"learner-{index}", folder, partial(self._learn, index)) for index in range(len(_STEP_S))
+        ]
+        self._looked_s = 0.0
 
     async def __aenter__(self) -> Self:
-        await self.relay.open(self._relay_ports)
-        for replica in self.replicas:
-            replica.start()
-        for index in range(LEARNER_COUNT):
-            self.start_learner(index)
+        for link in chain(*self.links):
+            await link.open(0)
+        for child in (*self.replicas, *self.learners):
+            child.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for child in (*self.learners, *(replica.child for replica in self.replicas)):
-            child.end()
-        await self.relay.close()
+        for child in (*self.learners, *self.replicas):
+            child.kill_all()
+        for link in chain(*self.links):
+            await link.close()
 
-    def start_learner(self, index: int) -> None:
-        """Starts a new process under the learner's id."""
-        child = self.learners[index]
-        incarnation = child.start_count
+    def _serve(self, index: int, _: int) -> Sequence[str]:
+        scratch = self._folder / f"scratch-{index}"
+        return (
+            "-c", _SERVE, "serve", "--listen", f"127.0.0.1:{self._ports[index]}", "--store", self.place.url,
+            "--scratch", str(scratch), "--drain-grace", str(_DRAIN_GRACE_S), "--workers", "2",
+        )  # fmt: skip
+
+    def _learn(self, index: int, incarnation: int) -> Sequence[str]:
+        name = f"learner-{index}"
         for account in self.watcher.accounts:
-            if account.record.learner == child.name:
+            if account.record.learner == name:
                 account.record.is_newest, account.record.may_be_fenced = False, True
-        path = self.folder / f"{child.name}-{incarnation}"
-        self.watcher.accounts.append(Account(path, child.name, incarnation))
+        path = self._folder / f"{name}-{incarnation}"
+        self.watcher.accounts.append(Account(path, name, incarnation))
         settings = {
-            "name": child.name,
+            "name": name,
             "journal": str(path),
-            "target": self.relay.target(index),
-            "step_s": STEP_S[index],
-            "seed": self.seed * 10_000 + index * 100 + incarnation,
+            "target": ",".join(f"127.0.0.1:{link.port}" for link in self.links[index]),
+            "step_s": _STEP_S[index],
+            "seed": self._seed * 10_000 + index * 100 + incarnation,
         }
-        child.start("tests.e2e.chaos.learner", json.dumps(settings))
+        return "-m", "tests.e2e.chaos.learner", json.dumps(settings)
 
-    def points(self) -> tuple[set[Point], set[Point]]:
-        """Returns the fault points that were struck, and all of the operations that any replica did."""
-        operations = set().union(*(replica.operations for replica in self.replicas))
-        every = {point for replica in self.replicas for point in points_of(replica.index, operations)}
-        return {point for replica in self.replicas for point in replica.struck} & every, every
+    async def tend(self, for_s: float) -> None:
+        """Supervises the processes and looks at the run, for so long."""
+        await self.tend_until(lambda: False, for_s)
 
-    def supervise(self) -> None:
+    async def tend_until(self, condition: Callable[[], bool], within_s: float) -> bool:
+        """Supervises the processes and looks at the run until the condition holds; returns whether it did in time."""
+        end_s = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > end_s:
+                return False
+            self._supervise()
+            if time.monotonic() > self._looked_s + _LOOK_EVERY_S:
+                await self.watcher.look()
+                self._looked_s = time.monotonic()
+                self.say(str(self.watcher.counts()))
+            await asyncio.sleep(0.1)
+        return True
+
+    def _supervise(self) -> None:
         """Starts again what ended though it should run, and complains where nobody had asked for its end."""
-        now_s = time.monotonic()
-        for replica in self.replicas:
-            replica.read_events()
-            self._restart(replica.child, now_s, -signal.SIGKILL, replica.start)
-        for index, child in enumerate(self.learners):
-            self._restart(child, now_s, 0, partial(self.start_learner, index))
+        for child in (*self.replicas, *self.learners):
+            if child.is_wanted and not child.is_alive:
+                if child.status and not child.is_ended:
+                    self._complain(f"{child.name} ended by itself. status={child.status}, {child.log}")
+                child.start()
 
-    def _restart(self, child: Child, now_s: float, expected: int, start: Callable[[], None]) -> None:
-        """Starts what should run a second after it was seen dead, as a supervisor waits."""
-        if not child.is_wanted or child.is_alive:
-            return
-        if now_s >= self._restart_at_s.setdefault(child.name, now_s + 1.0):
-            del self._restart_at_s[child.name]
-            if child.status != expected:
-                self.watcher.complaints.append(f"{child.name} ended by itself. status={child.status}, {child.log}")
-            start()
+    def _complain(self, complaint: str) -> None:
+        self.watcher.complaints.append(complaint)
+        if len(self.watcher.complaints) > _MOST_COMPLAINTS:  # nothing would come of the rest
+            raise RuntimeError(f"processes end by themselves. first={self.watcher.complaints[0]}")
 
     async def end(self, within_s: float) -> None:
         """Has all learners send what is unsent and leave, closes the run, and drains the replicas."""
-        deadline_s = time.monotonic() + within_s
-        for child in self.learners:
-            child.is_wanted = False
-            child.signal(signal.SIGTERM)
-        while time.monotonic() < deadline_s and any(child.is_alive for child in self.learners):
-            await asyncio.sleep(0.5)
-            await self.watcher.look()
-        for child in self.learners:
-            if child.is_alive or child.status != 0:
-                self.watcher.complaints.append(f"{child.name} could not leave in time. status={child.status}")
-        targets = ",".join(f"127.0.0.1:{replica.port}" for replica in self.replicas)
-        if not await asyncio.to_thread(_close_run, targets, deadline_s):
-            self.watcher.complaints.append("the run could not be closed in time")
-        for replica in self.replicas:
-            replica.child.is_wanted = False
-            replica.child.signal(signal.SIGTERM)
-        while time.monotonic() < deadline_s + _DRAIN_GRACE_S and any(one.child.is_alive for one in self.replicas):
+        await self._drain(self.learners, within_s)
+        targets = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        if not await asyncio.to_thread(_close_run, targets, time.monotonic() + within_s):
+            self._complain("the run could not be closed in time")
+        await self._drain(self.replicas, 2 * _DRAIN_GRACE_S)
+        for child in (*self.learners, *self.replicas):
+            lines = child.log.read_text(errors="replace").splitlines()
+            for line in lines:
+                if any(defect in line for defect in _DEFECTS):
+                    self.watcher.complaints.append(f"{child.name}: {line[:400]}")
+
+    async def _drain(self, children: Sequence[Child], within_s: float) -> None:
+        end_s = time.monotonic() + within_s
+        for child in children:
+            child.end(signal.SIGTERM)
+        while time.monotonic() < end_s and any(child.is_alive for child in children):
             await asyncio.sleep(0.2)
-        for replica in self.replicas:
-            replica.read_events()
-            if replica.child.status != 0:
-                status = replica.child.status
-                self.watcher.complaints.append(f"{replica.child.name} did not drain. status={status}")
-        self.watcher.complaints += self._failures()
-
-    def _failures(self) -> list[str]:
-        """Returns the lines of the processes' logs that tell of a defect."""
-        return [
-            f"{child.name}: {line[:400]}"
-            for child in (*self.learners, *(replica.child for replica in self.replicas))
-            if child.log.exists()
-            for line in child.log.read_text(errors="replace").splitlines()
-            if any(defect in line for defect in _DEFECTS)
-        ]
+            await self.watcher.look()
+        for child in children:
+            if child.status != 0:
+                self._complain(f"{child.name} did not leave in time. status={child.status}")
 
 
-def operate(port: int, number: int) -> None:
-    """Lists the runs, makes one and deletes it, as an operator does beside the training; failures are no matter."""
-    try:
-        with RunsClient(f"127.0.0.1:{port}", timeout_s=_CALL_S) as client:
-            client.list_runs()
-            run = client.create_run(f"extra-{number}", problem.initial())
-            client.delete_run(run.name, run.uid)
-    except SkerryError:
-        return
-
-
-def _close_run(targets: str, deadline_s: float) -> bool:
-    while time.monotonic() < deadline_s:
+def _close_run(targets: str, until_s: float) -> bool:
+    while time.monotonic() < until_s:
         try:
             with RunsClient(targets, timeout_s=_CALL_S) as client:
                 client.close_run(RUN)

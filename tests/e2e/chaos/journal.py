@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,33 +21,15 @@ from numpy.typing import NDArray
 
 from skerry.errors import error_of
 from skerry.v1 import exchange_pb2, types_pb2
-from tests.e2e.chaos.problem import NUMEL, SHAPES
 from tests.simulation.evidence import Adopted
 from tests.simulation.records import LearnerRecord
 
+SHAPES: Final[dict[str, tuple[int, ...]]] = {"left.weight": (12, 6), "right.weight": (12, 6), "bias": (6,)}
+NUMEL: Final = sum(math.prod(shape) for shape in SHAPES.values())
 # Of a record: when it was written (seconds, monotonic); the time since the step before, without what its thread waited
 # for a processor; its time in `step`, without the longest such wait of any thread and without what the host of a
 # virtual machine took; what the step added to the weights.
 _RECORD: Final = np.dtype([("at_s", "<f8"), ("cycle_s", "<f4"), ("stall_s", "<f4"), ("work", "<f4", (NUMEL,))])
-
-
-class Appended:
-    """Reads a file of JSON lines as it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> Iterator[list[Any]]:
-        """Yields the whole lines that were appended since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        yield from map(json.loads, whole.splitlines())
 
 
 class Journal:
@@ -74,7 +57,8 @@ class Account:
     def __init__(self, path: Path, learner: str, incarnation: int) -> None:
         self.record = LearnerRecord(learner, incarnation, may_be_fenced=incarnation > 0)
         self.adopted: list[Adopted] = []
-        self._lines = Appended(path.with_suffix(".jsonl"))
+        self._lines = path.with_suffix(".jsonl")
+        self._offset = 0
         self._work = path.with_suffix(".work")
         self._held: list[Any] = []
 
@@ -89,11 +73,21 @@ class Account:
             self._take("fate", fate, count)
         if self._work.exists():
             record.step_count = self._work.stat().st_size // _RECORD.itemsize
-        for kind, value in self._lines.read():
+        for kind, value in self._appended():
             if kind == "fate" and holds_fates:
                 self._held.append(value)
             else:
                 self._take(kind, value, count)
+
+    def _appended(self) -> list[Any]:
+        """Returns the whole lines that were appended since the last call."""
+        if not self._lines.exists():
+            return []
+        with self._lines.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + bool(whole)
+        return [json.loads(line) for line in whole.splitlines()]
 
     def _take(self, kind: str, value: Any, count: Callable[[], int]) -> None:
         record = self.record
@@ -124,7 +118,7 @@ class Account:
         np.cumsum(records["work"], axis=0, dtype=np.float64, out=total[1:])
         begin = 0
         for name, shape in SHAPES.items():
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             self.record.work[name] = list(total[:, begin : begin + size])
             begin += size
 

@@ -9,26 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.errors import RunNotFoundError
 from skerry_syncer.store.log.entries import INITIAL_BASE, Entry, Fate, Item, entry_name
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
-from skerry_syncer.store.versions.run import Run
 from tests.e2e.chaos.journal import Account
 from tests.e2e.chaos.learner import POLICY
-from tests.e2e.chaos.problem import held_out_loss
 from tests.simulation.auditor import Finding, audit, audit_so_far
-from tests.simulation.disturbances import Disturbance, Mix
+from tests.simulation.disturbances import Mix
 from tests.simulation.evidence import Evidence
 from tests.simulation.learner_process import RUN
 from tests.simulation.observer import open_run
@@ -38,34 +31,20 @@ from tests.support.dict_objects import DictObjects
 # Once nothing fails: a ping that stays unanswered, and a few rounds.
 CALM_S: Final = 90.0
 _READS_AT_ONCE: Final = 16
-_LOSS_VERSIONS: Final = 10
-_PLAN: Final = Mix("chaos")
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a run has learned."""
-
-    tokens: dict[str, int]  # merged, by fragment
-    loss: float  # the mean over the last versions, since each is a step beside the minimum
 
 
 class Watcher:
     """The auditor of one deployment."""
 
-    def __init__(
-        self, objects: Objects, *, seed: int, schedule: tuple[Disturbance, ...], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, objects: Objects, *, seed: int, say: Callable[[str], None]) -> None:
         self.accounts: list[Account] = []
         self.complaints: list[str] = []
         self.findings: list[Finding] = []
         self.look_count = 0
         self.still_open: list[str] = []  # what the calm is waited for
-        self._plan = Plan(seed, _PLAN, schedule, POLICY)
+        self._plan = Plan(seed, Mix("chaos"), (), POLICY)
         self._objects = objects
         self._say = say
-        self._looking = asyncio.Lock()
-        self._run: Run | None = None
         self._log: RunLog | None = None
         self._landed: dict[int, int] = {}  # by position: the look that found it
         self._admitted: list[Item] = []
@@ -79,10 +58,6 @@ class Watcher:
 
     async def look(self) -> None:
         """Audits what there is now, and says what was not found before."""
-        async with self._looking:
-            await self._look()
-
-    async def _look(self) -> None:
         self._read()
         if self._log is None:
             await self._open()
@@ -108,13 +83,8 @@ class Watcher:
             account.record.steps_when_calm = account.record.step_count
 
     def has_begun(self) -> bool:
-        """Whether everybody has joined and something was merged."""
-        return bool(self.merged_tokens()) and all(account.record.session for account in self.accounts)
-
-    def has_merged(self, tokens: dict[str, int]) -> bool:
-        """Whether so many tokens of each fragment are merged."""
-        merged = self.merged_tokens()
-        return bool(merged) and all(merged.get(name, 0) >= count for name, count in tokens.items())
+        """Whether everybody has joined."""
+        return bool(self.accounts) and all(account.record.session for account in self.accounts)
 
     def has_calmed(self) -> bool:
         """Whether every fragment has moved since the calm began, and what was trained before it is merged."""
@@ -141,10 +111,6 @@ class Watcher:
         ]
         return not self.still_open
 
-    def least_version(self) -> int:
-        """Returns the version of the fragment that has the fewest."""
-        return 0 if self.state is None else min(fragment.version for fragment in self.state.fragments.values())
-
     async def audit_all(self) -> list[Finding]:
         """Audits a run that is over: contents, fates, and that everything can be verified."""
         await self.look()
@@ -165,42 +131,6 @@ class Watcher:
         await asyncio.gather(*map(take, names))
         return copy
 
-    def merged_tokens(self) -> dict[str, int]:
-        """Returns the tokens merged so far, by fragment."""
-        tokens: Counter[str] = Counter()
-        for delta in self.state.deltas.values() if self.state is not None else ():
-            if delta.fate is Fate.MERGED and delta.item.base_version != INITIAL_BASE:
-                tokens[delta.item.fragment] += delta.item.token_count
-        return dict(tokens)
-
-    async def learned(self, until: dict[str, int] | None = None) -> Learned:
-        """Returns what the run had learned when it had merged so many tokens; by default, at its end."""
-        assert self._log is not None
-        state, tokens, newest = self._log.state, {}, {}
-        for name, fragment in state.fragments.items():
-            total, chosen = 0, 0
-            for version, at in sorted(fragment.versions.items()):
-                if until is not None and total >= until.get(name, 0):
-                    break
-                chosen = version
-                if at.commit is not None:
-                    total += sum(state.deltas[one.delta].item.token_count for one in at.commit.close.members)
-            tokens[name], newest[name] = total, chosen
-        losses = [
-            held_out_loss(await self._arrays({name: max(version - back, 0) for name, version in newest.items()}))
-            for back in range(_LOSS_VERSIONS)
-        ]
-        return Learned(tokens, float(np.mean(losses)))
-
-    async def _arrays(self, versions: dict[str, int]) -> dict[str, NDArray[np.float32]]:
-        """Returns the run's weights by tensor, at one version of each fragment."""
-        assert self._run is not None
-        arrays: dict[str, NDArray[np.float32]] = {}
-        for name, version in versions.items():
-            weights = await Replayer(self._run, name, InlineWorkers()).weights_at(version)
-            arrays.update(snapshot_tensors(self._run.spec.fragment(name), weights))
-        return arrays
-
     def counts(self) -> dict[str, int | dict[str, int]]:
         """Returns what the report says of the log and the accounts."""
         state = self.state
@@ -217,15 +147,14 @@ class Watcher:
 
     async def _open(self) -> None:
         try:
-            run = await open_run(self._objects)
+            log = (await open_run(self._objects)).log
         except RunNotFoundError:
             return
-        log = run.log
         replayed = RunState(log.spec)
         async for entry, data in log.entries(stop=log.state.position + 1):
             self._take(entry, apply_entry(replayed, entry, data))
         log.subscribe(self._take)
-        self._run, self._log = run, log
+        self._log = log
 
     def _take(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         self._landed[entry.position] = self.look_count

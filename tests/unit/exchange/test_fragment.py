@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
-import pytest
 
 from skerry import Policy, RunClosedError, WorkRefusedError
 from skerry.algorithm.rebase import Ledger, Trained
@@ -60,6 +59,16 @@ class World:
         self.session.boundary.work()
         self.fragment.wake()
         await self.settle()
+
+    async def train(self) -> None:
+        """Takes the two steps after which a delta of [0.5, -0.5] is due."""
+        await self.step(0.75, 2.25)
+        await self.step(0.5, 2.5)
+
+    async def send(self) -> None:
+        """Takes these steps, and returns when their delta is in flight."""
+        await self.train()
+        await self.until(lambda: self.is_in_flight)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns when it holds; what waits for a step boundary is done meanwhile."""
@@ -127,8 +136,7 @@ async def test_work_of_a_refused_delta_is_in_the_next_one_from_the_newest_versio
     stale = WorkRefusedError("BASE_STALE", "too old")
     script = {"push_delta": [stale, accepted], "pull_fragment": [pull_to(LAYOUT, 4, START, [2.0, 2.0])]}
     async with living(**script) as world:
-        await world.step(1.0, 2.0)
-        await world.step(0.5, 2.5)
+        await world.train()
         await world.until(lambda: world.fragment.ledger.version == 4)
         np.testing.assert_array_equal(world.weights, [1.5, 2.5])
         await world.step(1.5, 2.5)
@@ -143,8 +151,7 @@ async def test_bytes_that_are_refused_as_damaged_are_sent_three_times_and_then_m
     damaged = [error_of("DIGEST_MISMATCH", "digest differs")] * 3
     script = {"push_delta": [*damaged, accepted], "query_push": [v1.QueryPushResponse()] * 2}
     async with living(**script, pull_fragment=[pull_to(LAYOUT, 3, START, [1.0, 2.0])]) as world:
-        await world.step(0.75, 2.25)
-        await world.step(0.5, 2.5)
+        await world.train()
         await world.until(lambda: isinstance(world.fragment.state, Idle) and len(world.pushes) == 3)
         await world.step(0.5, 2.5)
         await world.until(lambda: world.is_in_flight)
@@ -158,8 +165,7 @@ async def test_from_a_base_of_which_the_syncer_has_a_delta_none_is_taken_again()
     script = {"push_delta": [WorkRefusedError("BASE_REPEATED", "used"), accepted]}
     same, newer = pull_to(LAYOUT, 3, START, [1.0, 2.0]), pull_to(LAYOUT, 4, START, [2.0, 2.0])
     async with living(**script, pull_fragment=[same, newer]) as world:
-        await world.step(0.75, 2.25)
-        await world.step(0.5, 2.5)
+        await world.train()
         await world.until(lambda: isinstance(world.fragment.state, Idle) and len(world.pushes) == 1)
         assert not world.fragment.may_send
         world.fragment.on_version(4)
@@ -167,29 +173,28 @@ async def test_from_a_base_of_which_the_syncer_has_a_delta_none_is_taken_again()
         assert world.fragment.may_send
 
 
-async def test_a_question_that_fails_after_a_download_is_asked_again_and_nothing_is_loaded_twice() -> None:
-    def merged(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
-        fate = types_pb2.DeltaFate(fragment="f", delta_id=request.delta_id, fate=types_pb2.FATE_MERGED, version=4)
-        return v1.QueryPushResponse(state=v1.PUSH_STATE_ACCEPTED, fate=fate)
+def known(fate: types_pb2.Fate.ValueType, version: int = 0) -> Callable[[v1.QueryPushRequest], v1.QueryPushResponse]:
+    """Returns the script of a question of which delta the syncer knows the fate."""
 
-    script = {"push_delta": [accepted], "query_push": [error_of("DRAINING", "drains"), UNREACHABLE, merged]}
-    async with living(**script, pull_fragment=[pull_to(LAYOUT, 4, START, [0.75, 2.25])]) as world:
-        await world.step(0.75, 2.25)
-        await world.step(0.5, 2.5)
-        await world.until(lambda: world.is_in_flight)
+    def answer(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
+        decided = types_pb2.DeltaFate(fragment="f", delta_id=request.delta_id, fate=fate, version=version)
+        return v1.QueryPushResponse(state=v1.PUSH_STATE_ACCEPTED, position=9, fate=decided)
+
+    return answer
+
+
+async def test_a_question_that_fails_after_a_download_is_asked_again_and_nothing_is_loaded_twice() -> None:
+    questions = [error_of("DRAINING", "drains"), UNREACHABLE, known(types_pb2.FATE_MERGED, 4)]
+    pulls = [pull_to(LAYOUT, 4, START, [0.75, 2.25])]
+    async with living(push_delta=[accepted], query_push=questions, pull_fragment=pulls) as world:
+        await world.send()
         world.fragment.on_version(4)
         await world.until(lambda: world.fragment.ledger.version == 4)
 
 
 async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and_nothing_is_sent_again() -> None:
-    def known(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
-        fate = types_pb2.DeltaFate(fragment="f", delta_id=request.delta_id, fate=types_pb2.FATE_PENDING)
-        return v1.QueryPushResponse(state=v1.PUSH_STATE_ACCEPTED, position=9, fate=fate)
-
-    async with living(push_delta=[UNREACHABLE], query_push=[UNREACHABLE, known]) as world:
-        await world.step(1.0, 2.0)
-        await world.step(0.5, 2.5)
-        await world.until(lambda: world.is_in_flight)
+    async with living(push_delta=[UNREACHABLE], query_push=[UNREACHABLE, known(types_pb2.FATE_PENDING)]) as world:
+        await world.send()
         assert len(world.pushes) == 1
         assert world.fragment.is_flushed
         assert not world.fragment.is_decided
@@ -197,16 +202,13 @@ async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and
 
 
 async def test_of_a_delta_that_was_cut_only_what_the_syncer_does_not_have_is_sent_again() -> None:
-    def known(request: v1.QueryPushRequest) -> v1.QueryPushResponse:
-        (part,) = [one.part for one in world.pushes[0] if one.HasField("part")]
-        (end,) = [one.part_end for one in world.pushes[0] if one.HasField("part_end")]
-        stored = v1.StoredPart(first=part.first, numel=part.numel, digest=end.digest)
-        return v1.QueryPushResponse(state=v1.PUSH_STATE_PARTS_STORED, position=5, parts=[stored])
+    def stored(_: v1.QueryPushRequest) -> v1.QueryPushResponse:
+        begin, end = world.pushes[0][1], world.pushes[0][3]
+        part = v1.StoredPart(first=begin.part.first, numel=begin.part.numel, digest=end.part_end.digest)
+        return v1.QueryPushResponse(state=v1.PUSH_STATE_PARTS_STORED, position=5, parts=[part])
 
-    async with living(push_delta=[UNREACHABLE, accepted], query_push=[known]) as world:
-        await world.step(1.0, 2.0)
-        await world.step(0.5, 2.5)
-        await world.until(lambda: world.is_in_flight)
+    async with living(push_delta=[UNREACHABLE, accepted], query_push=[stored]) as world:
+        await world.send()
         first, second = world.pushes
         assert first[0].header.delta_id == second[0].header.delta_id
         assert [request.WhichOneof("kind") for request in second] == ["header", "complete"]
@@ -215,15 +217,12 @@ async def test_of_a_delta_that_was_cut_only_what_the_syncer_does_not_have_is_sen
 
 async def test_steps_of_a_delta_that_expired_are_unsent_again() -> None:
     async with living(push_delta=[accepted, accepted]) as world:
-        await world.step(1.0, 2.0)
-        await world.step(0.5, 2.5)
-        await world.until(lambda: world.is_in_flight)
+        await world.send()
         world.decide(types_pb2.FATE_EXPIRED, reason="staler than the policy allows. rounds=9")
         assert world.fragment.last_work == LastWork(
             unsent_step_count=2, because="expired: staler than the policy allows"
         )
         await world.until(lambda: isinstance(world.fragment.state, Idle))
-        assert world.fragment.unsent_step_count == 2
         await world.step(0.25, 2.75)
         await world.until(lambda: world.is_in_flight)
         assert values_of(world.pushes[1]) == [0.75, -0.75]
@@ -261,22 +260,18 @@ async def test_weights_that_are_not_finite_are_set_back_to_the_base_and_their_st
 
 async def test_a_run_that_is_closed_takes_nothing_and_leaves_the_work_unsent() -> None:
     async with living(push_delta=[RunClosedError("RUN_CLOSED", "closed")]) as world:
-        await world.step(1.0, 2.0)
-        await world.step(0.5, 2.5)
+        await world.train()
         await world.until(lambda: world.session.is_closed)
         assert world.fragment.is_flushed
         assert world.fragment.last_work == LastWork(unsent_step_count=2)
 
 
-@pytest.mark.parametrize(("is_flushing", "sent"), [(False, []), (True, [1])])
-async def test_a_flush_sends_what_is_not_due(is_flushing: bool, sent: list[int]) -> None:
+async def test_a_flush_sends_what_is_not_due() -> None:
     async with living(push_delta=[accepted]) as world:
-        world.session.policy = Policy(inner_step_count=3, delta_encoding=RAW)
         await world.step(0.5, 2.5)
-        world.session.is_flushing = is_flushing
+        assert not world.fragment.is_flushed
+        world.session.is_flushing = True
         world.fragment.wake()
-        await world.settle()
-        world.session.boundary.work()
-        await world.settle()
-        assert [push[0].header.step_count for push in world.pushes] == sent
-        assert world.fragment.is_flushed is is_flushing
+        await world.until(lambda: world.is_in_flight)
+        assert [push[0].header.step_count for push in world.pushes] == [1]
+        assert world.fragment.is_flushed

@@ -101,18 +101,13 @@ async def test_parts_that_the_syncer_has_are_not_sent_again() -> None:
     assert calls.calls[0][-1].complete.digest == DIGEST
 
 
-async def test_a_large_delta_is_spread_over_calls_of_which_the_first_completes_it() -> None:
+@pytest.mark.parametrize(("is_repeated", "call_count"), [(False, 3), (True, 1)])
+async def test_a_large_delta_is_spread_over_calls_unless_it_is_repeated(is_repeated: bool, call_count: int) -> None:
     calls = Calls()
-    await calls.pushed(lane_bytes=500)
-    assert len(calls.calls) == 3
+    await calls.pushed(lane_bytes=500, is_repeated=is_repeated)
+    assert len(calls.calls) == call_count
     assert calls.parts() == SPANS
     assert calls.completed() == [0]
-
-
-async def test_a_repeated_push_is_one_call() -> None:
-    calls = Calls()
-    await calls.pushed(lane_bytes=500, is_repeated=True)
-    assert len(calls.calls) == 1
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

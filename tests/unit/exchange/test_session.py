@@ -97,10 +97,3 @@ async def test_a_call_is_repeated_until_the_syncer_answers_which_is_told_once() 
         )
     assert answer == "run"
     assert [line["event"] for line in logs] == ["no syncer answers yet, trying again"]
-
-
-async def test_changed_fragments_are_taken_once() -> None:
-    session = session_of()
-    session.changed += ["f", "g", "f"]
-    assert session.take_changed() == ("f", "g")
-    assert session.take_changed() == ()

@@ -49,12 +49,6 @@ def test_a_refused_delta_is_unsent_again_and_a_version_is_adopted_before_the_nex
     assert after == Idle(NEXT, contributed_step=20, is_turn_to_send=True)
 
 
-def test_a_base_that_the_syncer_has_a_delta_from_stays_used() -> None:
-    after = adopted(refused(SENDING, is_base_used=True), IDLE.ledger, is_merged=False)
-    assert isinstance(after, Idle)
-    assert after.used_base == after.ledger.version == 4
-
-
 @pytest.mark.parametrize("state", [SENDING, PENDING])
 def test_a_delta_that_will_not_be_merged_counts_as_not_contributed(state: Sending | InFlight) -> None:
     after = returned(state)

@@ -83,14 +83,7 @@ def _has_no_locks(_: Path) -> AbstractContextManager[object]:
     return patch.object(fcntl, "flock", flock)
 
 
-def _is_full(_: Path) -> AbstractContextManager[object]:
-    def fstat(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    return patch.object(os, "fstat", fstat)
-
-
-@pytest.mark.parametrize("break_folder", [_cannot_be_made, _has_no_locks, _is_full])
+@pytest.mark.parametrize("break_folder", [_cannot_be_made, _has_no_locks])
 def test_a_folder_that_can_keep_no_id_costs_only_the_same_id_at_the_next_start(
     break_folder: Callable[[Path], AbstractContextManager[object]], tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,12 @@ from skerry.wire.torch_codecs import encode_frames_torch
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
+def one_fragment(tensors: nn.Module | dict[str, torch.Tensor]) -> tuple[TorchParameters, FragmentLayout]:
+    """Returns the parameters, and the layout of a fragment that has them all."""
+    parameters = TorchParameters(tensors)
+    return parameters, FragmentLayout("f", parameters.tensors)
+
+
 class StrangersModel(nn.Module):
     """Not ours: an embedding tied to its head, a convolution, a norm, and something frozen."""
 
@@ -34,11 +39,6 @@ class StrangersModel(nn.Module):
         self.head = nn.Linear(8, 32, bias=False)
         self.head.weight = self.tokens.weight
         self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(tokens)
-        hidden = hidden + self.mix(hidden.transpose(1, 2)).transpose(1, 2)
-        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
 
 
 def test_tied_tensors_appear_once_and_frozen_ones_not_at_all() -> None:
@@ -184,8 +184,7 @@ def test_torch_and_numpy_weights_do_the_same(dtype: torch.dtype) -> None:
 
 def test_a_device_without_streams_of_its_own_needs_none() -> None:
     """As MPS: torch has nothing but `synchronize` for it."""
-    parameters = TorchParameters({"w": torch.zeros(3, device="meta")})
-    layout = FragmentLayout("f", parameters.tensors)
+    parameters, layout = one_fragment({"w": torch.zeros(3, device="meta")})
     buffer = parameters.buffer(layout)
     parameters.snapshot(layout, buffer)()
     parameters.synchronize()
@@ -195,8 +194,7 @@ def test_a_device_without_streams_of_its_own_needs_none() -> None:
 
 def test_bfloat16_weights_are_read_and_shifted_in_float32() -> None:
     tensor = torch.full((4,), 256.0, dtype=torch.bfloat16)
-    parameters = TorchParameters({"w": tensor})
-    layout = FragmentLayout("f", parameters.tensors)
+    parameters, layout = one_fragment({"w": tensor})
     parameters.add(layout, np.array([0.5, 1.0, 3.0, -3.0], np.float32))()
     assert tensor.tolist() == [256.0, 256.0, 260.0, 253.0]
 
@@ -212,8 +210,7 @@ def test_streams_wait_for_each_other_and_no_thread_for_the_device(monkeypatch: p
         weights.add_(1.0)
 
     weights = torch.zeros(300, 70, device="cuda")
-    parameters = TorchParameters({"w": weights})
-    layout = FragmentLayout("f", parameters.tensors)
+    parameters, layout = one_fragment({"w": weights})
     ones = parameters.from_host(np.ones(layout.numel, np.float32))
     with (
         ThreadPoolExecutor(1, initializer=parameters.enter_worker) as worker,
@@ -240,8 +237,7 @@ def test_streams_wait_for_each_other_and_no_thread_for_the_device(monkeypatch: p
 @pytest.mark.cuda
 @NO_GPU
 def test_a_worker_does_not_wait_for_what_training_has_queued() -> None:
-    parameters = TorchParameters({"w": torch.zeros(300, 70, device="cuda")})
-    layout = FragmentLayout("f", parameters.tensors)
+    parameters, layout = one_fragment({"w": torch.zeros(300, 70, device="cuda")})
     values = np.ones(layout.numel, np.float32)
     encoding = Encoding(Codec.INT4)
 
@@ -275,38 +271,9 @@ def test_weights_on_a_gpu_give_the_same_frames() -> None:
     assert frames[0] == frames[1]
 
 
-def _inference_tensor() -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.zeros(4)
-
-
-# What is no plain tensor of float16 to float64. Those of no floating-point type can't require a gradient.
-_ODD: dict[str, Callable[[], torch.Tensor]] = {
-    **{
-        str(dtype).removeprefix("torch."): partial(
-            torch.empty if dtype.itemsize < 2 else torch.zeros, 4, 4, dtype=dtype
-        )
-        for dtype in sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
-        if "q" not in str(dtype)
-    },
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.quint8),
-    "quantized by channel": lambda: torch.quantize_per_channel(
-        torch.ones(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8
-    ),
-    "COO": lambda: torch.eye(4).to_sparse(),
-    "CSR": lambda: torch.eye(4).to_sparse_csr(),
-    "CSC": lambda: torch.eye(4).to_sparse_csc(),
-    "BSR": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "BSC": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
-    "mkldnn": lambda: torch.ones(4, 4).to_mkldnn(),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
-    "meta": lambda: torch.zeros(4, device="meta"),
-    "lazy": nn.parameter.UninitializedParameter,
-    "expanded": lambda: torch.zeros(1, 4).expand(4, 4),
-    "overlapping": lambda: torch.zeros(9).as_strided((4, 4), (1, 1)),
-    "inference": _inference_tensor,
-    "conjugate": lambda: torch.ones(4, dtype=torch.complex64).conj(),
+# Parameters that are exchanged, others that would be refused, and some that can't require a gradient.
+_PLAIN: dict[str, Callable[[], torch.Tensor]] = {
+    "bfloat16": lambda: torch.zeros(4, 4, dtype=torch.bfloat16),
     "wrapped": lambda: TwoTensor(torch.zeros(4), torch.zeros(4)),  # type: ignore[no-untyped-call]
     "no elements": lambda: torch.zeros(0, 4),
     "scalar": lambda: torch.tensor(1.0),
@@ -314,16 +281,26 @@ _ODD: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: torch.randn(4, 6).t(),
     "part of another": lambda: torch.randn(8, 8)[::2, 1:3],
 }
-_TRAINABLE = {
-    "float64", "float32", "float16", "bfloat16", "wrapped", "no elements", "scalar", "channels last", "transposed",
-    "part of another",
-}  # fmt: skip
+_ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "float8": lambda: torch.zeros(4, 4, dtype=torch.float8_e4m3fn),
+    "complex": lambda: torch.ones(4, dtype=torch.complex64).conj(),
+    "CSR": lambda: torch.eye(4).to_sparse_csr(),
+    "mkldnn": lambda: torch.ones(4, 4).to_mkldnn(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
+    "meta": lambda: torch.zeros(4, device="meta"),
+    "lazy": nn.parameter.UninitializedParameter,
+    "overlapping": lambda: torch.zeros(1, 4).expand(4, 4),
+}
+_UNTRAINED: dict[str, Callable[[], torch.Tensor]] = {
+    "uint8": lambda: torch.zeros(4, 4, dtype=torch.uint8),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.quint8),
+    "inference": torch.inference_mode()(lambda: torch.zeros(4)),
+}
 
 
-def _with_odd(kind: str, *, is_trainable: bool) -> nn.Module:
-    tensor = _ODD[kind]()
+def _with_odd(tensor: torch.Tensor, *, is_trainable: bool) -> nn.Module:
     model = nn.Linear(4, 4)
-    if kind == "lazy":
+    if nn.parameter.is_lazy(tensor):
         tensor.requires_grad = is_trainable
         model.odd = tensor
     else:
@@ -331,30 +308,25 @@ def _with_odd(kind: str, *, is_trainable: bool) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("kind", _ODD)
-def test_a_frozen_parameter_may_be_of_any_kind(kind: str) -> None:
-    parameters = TorchParameters(_with_odd(kind, is_trainable=False))
+@pytest.mark.parametrize("make", [*_PLAIN.values(), *_ODD.values(), *_UNTRAINED.values()])
+def test_a_frozen_parameter_may_be_of_any_kind(make: Callable[[], torch.Tensor]) -> None:
+    parameters = TorchParameters(_with_odd(make(), is_trainable=False))
     assert [tensor.name for tensor in parameters.tensors] == ["weight", "bias"]
     assert [tensor.name for tensor in parameters.untrained()] == ["odd"]
     assert parameters.replaced() is None
 
 
 @pytest.mark.parametrize("kind", _ODD)
-def test_a_trainable_parameter_of_any_kind_is_exchanged_or_refused_by_name(kind: str) -> None:
-    try:
-        model = _with_odd(kind, is_trainable=True)
-    except RuntimeError as error:
-        assert "equire" in str(error)  # noqa: PT017 - torch has no trainable parameter of this kind
-        return
-    if kind not in _TRAINABLE:
-        with pytest.raises(
-            ValueError, match=r"\Aparameter.*\bodd\b|\Aa parameter can't be exchanged: .*=odd"
-        ) as caught:
-            TorchParameters(model).check_in_memory()
-        assert "\n" not in str(caught.value)
-        return
-    parameters = TorchParameters(model)
-    layout = FragmentLayout("f", parameters.tensors)
+def test_a_trainable_parameter_of_an_odd_kind_is_refused_by_name(kind: str) -> None:
+    model = _with_odd(_ODD[kind](), is_trainable=True)
+    with pytest.raises(ValueError, match=r"\Aparameter.*\bodd\b|\Aa parameter can't be exchanged: .*=odd") as caught:
+        TorchParameters(model).check_in_memory()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", _PLAIN)
+def test_a_trainable_parameter_may_lie_in_memory_as_it_likes(kind: str) -> None:
+    parameters, layout = one_fragment(_with_odd(_PLAIN[kind](), is_trainable=True))
     parameters.load(layout, np.ones(layout.numel, np.float32))()
     parameters.add(layout, np.ones(layout.numel, np.float32))()
     copied = parameters.buffer(layout)
@@ -364,6 +336,6 @@ def test_a_trainable_parameter_of_any_kind_is_exchanged_or_refused_by_name(kind:
 
 
 def test_a_mapping_is_checked_as_a_module_is() -> None:
-    for kind in ("complex64", "float8_e4m3fn", "CSR"):
+    for make in (_ODD["complex"], _ODD["CSR"], _UNTRAINED["inference"]):
         with pytest.raises(ValueError, match="parameter=odd"):
-            TorchParameters({"w": torch.zeros(2), "odd": _ODD[kind]()})
+            TorchParameters({"w": torch.zeros(2), "odd": make()})

@@ -40,7 +40,6 @@ class Operator:
             run_uid=run.uid,
             request_id=f"{self._ids.getrandbits(128):032x}",
             target_position=max(1, int(run.position * share)),
-            with_progress=True,
         )
         while (
             answer := await self._repeat(lambda: self._transport.ask("RollBack", request, timeout_s=_CALL_S))

@@ -20,18 +20,16 @@ Source: Decoupled DiLoCo (arXiv 2604.21428), outer optimizer; quantised updates 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Cut, Encoding, PerThread, cut_frames
-from skerry.wire.digests import LEAF_NUMEL, tree_root
 from skerry.wire.frames import Frame, decode_frame, open_frame, pack_frame, parse_frames, quantise_cut
 from skerry.wire.kernels import kernels_for
 from skerry.wire.layout import FragmentLayout, blocks_of
@@ -39,6 +37,7 @@ from skerry.wire.quantise import decode_in_kernels, empty_frame, kernel_limits, 
 
 Float32s = NDArray[np.float32]
 
+SPAN_NUMEL: Final = 2**20
 # A version whose state was being written when something failed. No version has this number.
 TORN: Final = -2
 
@@ -83,25 +82,19 @@ class Span(NamedTuple):
     stop: int
 
 
-class LeafPieces(NamedTuple):
-    """What one span brings to the tree digest of the new weights."""
-
-    head: bytes  # the elements before the span's leaf begins: the end of the leaf before
-    leaf: blake3  # has taken the span's other elements
-
-
 class AdvancedSpan(NamedTuple):
     """What taking one span of a state to its next version has come to."""
 
-    frames: tuple[bytes, ...]  # the span's update; none where they were not asked for
-    pieces: LeafPieces
+    span: Span
+    frames: tuple[bytes, ...]  # its update; none where they were not asked for
     first_difference: int | None  # the first element whose update is not the published one, where that was given
 
 
 def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
-    """Returns spans of about a tree digest's leaf, cut where blocks begin; span n starts at or just before leaf n."""
+    """Returns spans of about 2^20 elements, cut where blocks begin."""
     block = encoding.block if encoding.codec.has_blocks else 1
-    edges = [layout.boundary_at_or_before(leaf, block) for leaf in range(0, layout.numel, LEAF_NUMEL)] + [layout.numel]
+    edges = [layout.boundary_at_or_before(first, block) for first in range(0, layout.numel, SPAN_NUMEL)]
+    edges.append(layout.numel)
     return [Span(first, stop) for first, stop in pairwise(edges)]
 
 
@@ -135,17 +128,15 @@ def advance_span(
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    frames, leaf, difference = list[bytes](), _Leaf(span), None
+    frames, difference = list[bytes](), None
     for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
         raw, q = _advance(step, cut)
         if packs:
             frames.append(pack_frame(cut, raw, step.encoding))
-        inside = _inside(cut)
-        leaf.take(step.state.weights[inside])
         if published is not None and difference is None:
-            unequal = np.flatnonzero(published[inside].view(np.uint32) != q.view(np.uint32))
+            unequal = np.flatnonzero(published[_inside(cut)].view(np.uint32) != q.view(np.uint32))
             difference = cut.first + int(unequal[0]) if len(unequal) else None
-    return AdvancedSpan(tuple(frames), leaf.pieces, difference)
+    return AdvancedSpan(span, tuple(frames), difference)
 
 
 def subtract_update(
@@ -204,35 +195,6 @@ def _use_frame(
         coefficients = np.repeat(coefficients.take([index for index, _, _ in ranges]), block_counts)
     code = getattr(kernels, use.name)
     decode_in_kernels(kernels, frame.codec, raw, blocks, out, use=code, coefficients=coefficients, source=source)
-
-
-def digest_of_spans(numel: int, pieces: Sequence[LeafPieces]) -> bytes:
-    """Returns the tree digest of the fragment whose spans, in order and all of them, brought `pieces`."""
-    leaves: list[bytes] = []
-    for before, after in pairwise(pieces):
-        before.leaf.update(after.head)
-        leaves.append(before.leaf.digest())
-    if pieces:
-        leaves.append(pieces[-1].leaf.digest())
-    return tree_root(numel, leaves)
-
-
-class _Leaf:
-    """Hashes a span's new weights. Those before the first leaf boundary belong to the leaf of the span before."""
-
-    def __init__(self, span: Span) -> None:
-        self._head_numel = -span.first % LEAF_NUMEL
-        self._head, self._hasher = bytearray(), blake3()
-
-    def take(self, theta: Float32s) -> None:
-        """Takes the weights that follow."""
-        left = self._head_numel - len(self._head) // 4
-        self._head += theta[:left].data
-        self._hasher.update(theta[left:].view(np.uint8).data)
-
-    @property
-    def pieces(self) -> LeafPieces:
-        return LeafPieces(bytes(self._head), self._hasher)
 
 
 _arrays: Final = PerThread(lambda: np.empty((2, MAX_FRAME_NUMEL), np.float32))

@@ -232,7 +232,6 @@ class RunsClient:
             request_id=self._entropy.hex_id(),
             name=name,
             target_position=target_position,
-            with_progress=True,
             **self._known(name),
         )
         while True:

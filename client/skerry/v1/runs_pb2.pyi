@@ -476,7 +476,6 @@ class RollBackRequest(_message.Message):
     RUN_UID_FIELD_NUMBER: _builtins.int
     SEEN_POSITION_FIELD_NUMBER: _builtins.int
     TARGET_POSITION_FIELD_NUMBER: _builtins.int
-    WITH_PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """128 random bits."""
     name: _builtins.str
@@ -487,8 +486,6 @@ class RollBackRequest(_message.Message):
     """Highest position seen."""
     target_position: _builtins.int
     """The log position whose content every fragment gets; 1 up to the newest."""
-    with_progress: _builtins.bool
-    """True: the answer may say that the roll-back is under way. False: the answer comes when it is done."""
     def __init__(
         self,
         *,
@@ -497,11 +494,10 @@ class RollBackRequest(_message.Message):
         run_uid: _builtins.str = ...,
         seen_position: _builtins.int = ...,
         target_position: _builtins.int = ...,
-        with_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_position", b"target_position", "with_progress", b"with_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position", "target_position", b"target_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,7 +517,7 @@ class RollBackResponse(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___RollBackProgress:
-        """Set while the roll-back is under way, if the request has with_progress."""
+        """Set while the roll-back is under way."""
 
     def __init__(
         self,

@@ -215,9 +215,9 @@ class RunsServicer(object):
         request_id.
 
         The server first stores the content again, which takes minutes for a large run and continues while no call waits
-        for it. With with_progress the server answers within seconds. While the answer has progress, nothing is rolled back
-        yet, and the caller SHOULD send the same request again, to any replica, which continues where another one stopped.
-        If the caller stops, the run stays as it is.
+        for it. The server answers within seconds. While the answer has progress, nothing is rolled back yet, and the caller
+        MUST send the same request again, or the run stays as it is. A replica that has not begun it begins from the first
+        fragment.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

@@ -122,9 +122,9 @@ class RunsStub:
     request_id.
 
     The server first stores the content again, which takes minutes for a large run and continues while no call waits
-    for it. With with_progress the server answers within seconds. While the answer has progress, nothing is rolled back
-    yet, and the caller SHOULD send the same request again, to any replica, which continues where another one stopped.
-    If the caller stops, the run stays as it is.
+    for it. The server answers within seconds. While the answer has progress, nothing is rolled back yet, and the caller
+    MUST send the same request again, or the run stays as it is. A replica that has not begun it begins from the first
+    fragment.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -240,9 +240,9 @@ class RunsAsyncStub(RunsStub):
     request_id.
 
     The server first stores the content again, which takes minutes for a large run and continues while no call waits
-    for it. With with_progress the server answers within seconds. While the answer has progress, nothing is rolled back
-    yet, and the caller SHOULD send the same request again, to any replica, which continues where another one stopped.
-    If the caller stops, the run stays as it is.
+    for it. The server answers within seconds. While the answer has progress, nothing is rolled back yet, and the caller
+    MUST send the same request again, or the run stays as it is. A replica that has not begun it begins from the first
+    fragment.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -397,9 +397,9 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request_id.
 
         The server first stores the content again, which takes minutes for a large run and continues while no call waits
-        for it. With with_progress the server answers within seconds. While the answer has progress, nothing is rolled back
-        yet, and the caller SHOULD send the same request again, to any replica, which continues where another one stopped.
-        If the caller stops, the run stays as it is.
+        for it. The server answers within seconds. While the answer has progress, nothing is rolled back yet, and the caller
+        MUST send the same request again, or the run stays as it is. A replica that has not begun it begins from the first
+        fragment.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

@@ -26,19 +26,15 @@ from msgspec import structs
 from skerry.algorithm.merge import Round
 from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step
 from skerry.algorithm.step import (
-    TORN,
     AdvancedSpan,
     Float32s,
     OuterState,
     Scalars,
-    Span,
     Step,
     advance_span,
-    digest_of_spans,
-    step_spans,
 )
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import IN_FLIGHT, Workers, in_order, run_jobs
+from skerry.runtime.workers import IN_FLIGHT, Workers, in_order
 from skerry.wire.errors import FrameError, NonFiniteError
 from skerry.wire.frames import decode_frames
 from skerry.wire.policy import MergeRule, Policy
@@ -54,6 +50,7 @@ from skerry_syncer.store.versions.replay import (
     accumulate_deltas,
     scalars_to_record,
     snapshot_tensors,
+    take_step,
     weights_digest,
 )
 from skerry_syncer.store.versions.run import Run
@@ -77,7 +74,6 @@ class MergeResult:
     commit: CommittedItem  # without the update's objects
     state: OuterState
     _run: Run = field(repr=False)
-    _spans: Sequence[Span] = field(repr=False)
     _advanced: Sequence[AdvancedSpan] = field(repr=False)
     _refs: dict[int, ObjectRef] = field(default_factory=dict)  # of the update's objects, by their first span
 
@@ -97,14 +93,14 @@ class MergeResult:
         return structs.replace(self.commit, update=tuple(ref for _, ref in sorted(self._refs.items())))
 
     async def _missing(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        for first_span in range(0, len(self._spans), UPDATE_OBJECT_SPANS):
+        for first_span in range(0, len(self._advanced), UPDATE_OBJECT_SPANS):
             if first_span not in self._refs:
                 yield partial(self._store, first_span)
 
     async def _store(self, first_span: int) -> None:
-        held = slice(first_span, first_span + UPDATE_OBJECT_SPANS)
-        first, stop = self._spans[held][0].first, self._spans[held][-1].stop
-        frames = [frame for advanced in self._advanced[held] for frame in advanced.frames]
+        held = self._advanced[first_span : first_span + UPDATE_OBJECT_SPANS]
+        first, stop = held[0].span.first, held[-1].span.stop
+        frames = [frame for advanced in held for frame in advanced.frames]
         place = self.commit.fragment, self.commit.version
         self._refs[first_span] = await self._run.blobs.write_update(*place, frames, first, stop - first)
 
@@ -149,17 +145,14 @@ async def merge_round(
         np.float32(outer.gain),
     )
     step = Step(layout, scalars, policy.update_encoding, state, acc)
-    spans = step_spans(layout, step.encoding)
     try:
-        advanced = await _advance(step, spans, workers)
+        advanced, digest = await take_step(step, closing.version, partial(advance_span, step), workers=workers)
     except NonFiniteError as error:
         raise UnreadableDeltaError(largest.delta, error) from error
-    state.version = closing.version
-    digest = digest_of_spans(layout.numel, [span.pieces for span in advanced])
     commit = CommittedItem(
-        closing.fragment, closing.version, closing.attempt, (), step.encoding, digest.hex(), scalars_to_record(scalars)
+        closing.fragment, closing.version, closing.attempt, (), step.encoding, digest, scalars_to_record(scalars)
     )
-    return MergeResult(closing, commit, state, run, spans, advanced)
+    return MergeResult(closing, commit, state, run, advanced)
 
 
 def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
@@ -191,17 +184,6 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
     rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))
     round_count = closing.participation * merged.length / policy.inner_step_count
     return outer_step(policy.outer.name, rate, momentum, round_count=round_count)
-
-
-async def _advance(step: Step, spans: Sequence[Span], workers: Workers) -> list[AdvancedSpan]:
-    """Takes the state of `step` through all spans; its version is for the caller to set."""
-    step.state.version = TORN
-
-    async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
-        for span in spans:
-            yield partial(advance_span, step, span)
-
-    return await run_jobs(workers, jobs())
 
 
 class Merger:

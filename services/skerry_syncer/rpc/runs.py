@@ -175,9 +175,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
         """Gives every fragment its next version with older content, or says how far that is."""
         replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
-        progress = await replica.roll_backs.roll_back(
-            request.request_id, request.target_position, with_progress=request.with_progress
-        )
+        progress = await replica.roll_backs.roll_back(request.request_id, request.target_position)
         answer = runs_pb2.RollBackResponse(run=run_message(replica.state))
         if progress is not None:
             answer.progress.stored_count, answer.progress.fragment_count = progress

@@ -102,6 +102,7 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     if request_id in replica.state.requests:
         return
     await replica.log.tail()
+    caller = author()
 
     def changed(state: RunState) -> PolicyItem:
         """Changes the newest policy, so that what other requests have changed is kept."""
@@ -110,7 +111,7 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
         except ValueError as error:
             raise bad_request(str(error)) from error
         _check_merge_rules(policy, state.fragments.keys())
-        return PolicyItem(request_id, policy, author())
+        return PolicyItem(request_id, policy, caller)
 
     outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:

@@ -92,7 +92,7 @@ class Script(runs_pb2_grpc.RunsServicer, exchange_pb2_grpc.ExchangeServicer):
 
     def RollBack(self, request: Any, context: grpc.ServicerContext) -> runs_pb2.RollBackResponse:
         run = self._run(request, context)
-        if self.progress and request.with_progress:
+        if self.progress:
             return runs_pb2.RollBackResponse(run=run, progress=self.progress.pop(0))
         run.position += 1
         return runs_pb2.RollBackResponse(run=run)

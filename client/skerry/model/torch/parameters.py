@@ -7,6 +7,7 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
-from skerry.model.interface import UNLIMITED, EncodeFrames, Place, Work, tied
+from skerry.model.interface import UNLIMITED, EncodeFrames, Work, sharing, tied
 from skerry.model.torch.shards import local_part, region_of
 from skerry.model.torch.untrained import (
     FrozenPart,
@@ -51,8 +52,8 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
-            name or one address in memory and different shapes or strides, they are on more than one device, or a
-            DTensor is cut in a way that `region_of` does not know.
+            name or share a part of their memory, they are on more than one device, or a DTensor is cut in a way that
+            `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -66,8 +67,8 @@ class TorchParameters:
         named = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         attached = _trainable(named, are_all=not is_module)
         places = _places(named)
-        attached_places = {name: place for name, place in places.items() if name in attached}
-        names = tied(attached_places)
+        pairs = sharing(places)
+        names = tied(places, [pair for pair in pairs if attached.keys() >= set(pair)])
         self._trained = trained = {name: tensor for name, tensor in attached.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
@@ -93,8 +94,7 @@ class TorchParameters:
         self._model = model
         # What shares memory with trained tensors changes with them. Nobody has said which tensors by name are frozen:
         # some may count batches.
-        addresses = {place.address for place in attached_places.values()}
-        changing = {name for name, place in places.items() if place.address in addresses}
+        changing = {name for pair in pairs if not attached.keys().isdisjoint(pair) for name in pair}
         others = named.keys() - attached.keys() - changing if is_module else set()
         self._frozen = {name: tensor for name, tensor in named.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
@@ -292,14 +292,23 @@ def _trainable(named: Mapping[str, torch.Tensor], *, are_all: bool) -> dict[str,
     return trainable
 
 
-def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
-    """Returns where the tensors lie of which this process holds elements as plain values."""
-    parts = {name: local_part(tensor.detach()) for name, tensor in tensors.items() if is_readable(tensor)}
-    return {
-        name: Place(part.data_ptr(), tuple(part.shape), part.stride())
-        for name, part in parts.items()
-        if part.numel() and part.data_ptr()
-    }
+def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    """Returns arrays that lie where tensors do of which this process holds elements as plain values.
+
+    They are not read: what is there may be the memory of a device.
+    """
+    places = {}
+    for name, tensor in tensors.items():
+        if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
+            interface = {
+                "version": 3,
+                "data": (part.data_ptr(), True),
+                "shape": tuple(part.shape),
+                "strides": tuple(stride * part.element_size() for stride in part.stride()),
+                "typestr": f"|V{part.element_size()}",
+            }
+            places[name] = np.asarray(SimpleNamespace(__array_interface__=interface))
+    return places
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:
@@ -341,6 +350,10 @@ def _overlaps(tensor: torch.Tensor) -> bool:
                 return True
             end += stride * (size - 1)
     return False
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    return int(checksum(local_part(tensor.detach())))
 
 
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -23,10 +23,10 @@ from skerry.algorithm.step import (
     Float32s,
     OuterState,
     Scalars,
+    Span,
     Step,
     accumulate,
     advance_span,
-    digest_of_spans,
     step_spans,
     subtract_update,
 )
@@ -151,16 +151,9 @@ class Replayer:
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
         await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc, workers=self._workers)
-        state.version = TORN
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
-
-        async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
-            for span in step_spans(step.layout, step.encoding):
-                yield partial(advance_span, step, span, packs=False, published=published)
-
-        spans = await run_jobs(self._workers, jobs())
-        digest = digest_of_spans(self._layout.numel, [span.pieces for span in spans]).hex()
-        state.version = record.commit.version
+        job = partial(advance_span, step, packs=False, published=published)
+        spans, digest = await take_step(step, record.commit.version, job, workers=self._workers)
         differences = (span.first_difference for span in spans if span.first_difference is not None)
         return Replayed(digest, next(differences, None))
 
@@ -343,6 +336,26 @@ async def accumulate_deltas(
             raise
         except (FrameError, ObjectMissingError, UnreadableObjectError) as error:
             raise UnreadableDeltaError(delta.delta, error) from error
+
+
+async def take_step(
+    step: Step, version: int, job: Callable[[Span], AdvancedSpan], *, workers: Workers
+) -> tuple[list[AdvancedSpan], str]:
+    """Takes the state of `step` to `version` by `job`, span by span; returns its results and the weights' digest.
+
+    Raises:
+        NonFiniteError: the step left the range of the codec; the state is then torn.
+    """
+    step.state.version = TORN
+
+    async def jobs() -> AsyncIterator[Callable[[], AdvancedSpan]]:
+        for span in step_spans(step.layout, step.encoding):
+            yield partial(job, span)
+
+    advanced = await run_jobs(workers, jobs())
+    digest = await weights_digest(step.state.weights, workers=workers)
+    step.state.version = version
+    return advanced, digest
 
 
 def outer_refs(version: VersionState) -> tuple[list[ObjectRef], list[ObjectRef]]:

@@ -169,7 +169,6 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         settings=settings.host,
         metrics=metrics,
     )
-    metrics.begin(_VERSION, host.budget)
     has_roles = settings.tls is not None and settings.tls.ca is not None
     interceptor = Interceptor(
         metrics, has_roles=has_roles, has_open_health=settings.has_open_health, deny_list=settings.deny_list

@@ -27,8 +27,8 @@ from skerry_syncer.run.upkeep import tidy
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import RunExistsError, RunNotFoundError, StoreError
 from skerry_syncer.store.log.entries import RunStatus
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
 _LOG: Final = get_logger(__name__)
@@ -86,6 +86,7 @@ class RunHost:
         self.budget = ByteBudget(settings.in_flight_bytes)
         self._entropy = entropy
         self._metrics = metrics or SyncerMetrics(clock)
+        self._metrics.budget = self.budget
         self._scratch = scratch
         self._runs: dict[tuple[str, str], _Run] = {}  # by name and uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
@@ -252,15 +253,15 @@ class RunHost:
     async def _tidy(self) -> None:
         """Deletes objects that no log entry will name, of all runs, from time to time."""
 
-        async def log_of(name: str, uid: str) -> RunLog:
-            return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).log
+        async def open_run(name: str, uid: str) -> Run:
+            return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).stored
 
         pause_s = min(_FIRST_TIDY_S, self.settings.tidy_s)
         while True:
             await self.clock.sleep(pause_s)
             pause_s = self.settings.tidy_s
             try:
-                await tidy(self.store, self._entropy, log_of)
+                await tidy(self.store, self._entropy, open_run)
             except StoreError as error:
                 _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
 

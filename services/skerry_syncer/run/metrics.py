@@ -13,9 +13,10 @@ import asyncio
 import statistics
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from skerry.runtime.clock import Clock
@@ -23,7 +24,7 @@ from skerry_syncer.rounds.membership import participants
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
-from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Entry, Fate, RunStatus
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Entry, RunStatus
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.objects.interface import Objects
 
@@ -32,10 +33,6 @@ _SCRAPE_TIMEOUT_S: Final = 8.0
 # Time between two measurements of how late the event loop is.
 _LAG_EVERY_S: Final = 0.25
 
-_STORE_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
-_MERGE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-_LAG_BUCKETS: Final = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_STALENESS_BUCKETS: Final = (0, 1, 2, 4, 8, 16)
 _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "skerry_runs": ("Runs that this process has open.", ()),
     "skerry_part_budget_bytes": ("Memory for parts and pieces in flight.", ()),
@@ -56,46 +53,39 @@ class SyncerMetrics:
 
     def __init__(self, clock: Clock) -> None:
         """Measures ages by `clock`. Nothing is served yet."""
-        self.registry = CollectorRegistry()
-        self.build = Info("skerry_build", "The version of Skerry.", registry=self.registry)
-        self.received_bytes = self._counter("skerry_rpc_received_bytes", "Bytes of requests.", "method")
-        self.sent_bytes = self._counter("skerry_rpc_sent_bytes", "Bytes of responses.", "method")
-        self.refusals = self._counter("skerry_rpc_refusals", "Calls that ended with an error.", "method", "reason")
-        self.store_calls = self._histogram(
-            "skerry_store_call_duration_seconds", "Time of calls to the object store.", _STORE_BUCKETS, "operation"
-        )
-        self.store_errors = self._counter(
-            "skerry_store_errors", "Calls that the store did not carry out.", "operation", "reason"
-        )
-        self.loop_lag = self._histogram("skerry_event_loop_lag_seconds", "Delay of a timer.", _LAG_BUCKETS)
-        self.versions = self._counter("skerry_versions", "Versions committed.", "run")
-        self.accepted = self._counter("skerry_deltas_accepted", "Deltas accepted.", "run")
-        self.decided = self._counter("skerry_deltas_decided", "Deltas with a final fate.", "run", "fate", "reason")
-        self.staleness = self._histogram(
-            "skerry_delta_staleness_versions",
-            "Versions between a merged delta's base and its merge.",
-            _STALENESS_BUCKETS,
-            "run",
-        )
-        self.merges = self._histogram(
-            "skerry_merge_duration_seconds", "Time from a round's close to its version.", _MERGE_BUCKETS, "run"
-        )
-        self._budget: ByteBudget | None = None
+        self.registry = registry = CollectorRegistry()
+        self.budget: ByteBudget | None = None
         self._clock = clock
         self._followed: dict[RunReplica, _Followed] = {}
-        ProcessCollector(registry=self.registry)
-        self.registry.register(self)
-
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(name, documentation, labels, registry=self.registry)
-
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
-
-    def begin(self, version: str, budget: ByteBudget) -> None:
-        """Says what this process is."""
-        self.build.info({"version": version})
-        self._budget = budget
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.received_bytes = counter("skerry_rpc_received_bytes", "Bytes of requests.", ["method"])
+        self.sent_bytes = counter("skerry_rpc_sent_bytes", "Bytes of responses.", ["method"])
+        self.refusals = counter("skerry_rpc_refusals", "Calls that ended with an error.", ["method", "reason"])
+        self.store_calls = histogram(
+            "skerry_store_call_duration_seconds",
+            "Time of calls to the object store.",
+            ["operation"],
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60),
+        )
+        self.store_errors = counter(
+            "skerry_store_errors", "Calls that the store did not carry out.", ["operation", "reason"]
+        )
+        self.loop_lag = histogram(
+            "skerry_event_loop_lag_seconds",
+            "Delay of a timer.",
+            buckets=(0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+        )
+        self.versions = counter("skerry_versions", "Versions committed.", ["run"])
+        self.accepted = counter("skerry_deltas_accepted", "Deltas accepted.", ["run"])
+        self.decided = counter("skerry_deltas_decided", "Deltas with a final fate.", ["run", "fate", "reason"])
+        self.merges = histogram(
+            "skerry_merge_duration_seconds",
+            "Time from a round's close to its version.",
+            ["run"],
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+        )
+        ProcessCollector(registry=registry)
+        registry.register(self)
 
     def opened(self, replica: RunReplica) -> None:
         """Follows a run that this process serves from now on."""
@@ -107,7 +97,7 @@ class SyncerMetrics:
         if followed is not None:
             followed.unsubscribe()
             if all(other.run != followed.run for other in self._followed.values()):
-                for metric in (self.versions, self.accepted, self.decided, self.staleness, self.merges):
+                for metric in (self.versions, self.accepted, self.decided, self.merges):
                     metric.remove_by_labels({"run": followed.run})
 
     async def watch_lag(self) -> None:
@@ -129,9 +119,9 @@ class SyncerMetrics:
 
     def _samples(self) -> _Samples:
         yield "skerry_runs", (), len(self._followed)
-        if self._budget is not None:
-            yield "skerry_part_budget_bytes", (), self._budget.limit_bytes
-            yield "skerry_part_budget_used_bytes", (), self._budget.used_bytes
+        if self.budget is not None:
+            yield "skerry_part_budget_bytes", (), self.budget.limit_bytes
+            yield "skerry_part_budget_used_bytes", (), self.budget.used_bytes
         # Several open runs may have one name; a committed run is shown instead of a draft.
         followed = sorted(self._followed.items(), key=lambda item: item[0].state.status is not RunStatus.DRAFT)
         for _, run in sorted({run.run: run for _, run in followed}.items()):
@@ -170,8 +160,6 @@ class _Followed:
                     pass
             for delta in outcome.decided:
                 self._metrics.decided.labels(self.run, delta.fate.value, delta.short_reason).inc()
-                if delta.fate is Fate.MERGED:
-                    self._metrics.staleness.labels(self.run).observe(delta.staleness)
 
     def samples(self) -> _Samples:
         """Yields the samples of the run's gauges."""

@@ -18,7 +18,6 @@ from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
@@ -40,33 +39,32 @@ async def keep_small(
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
         if run.blobs.is_full or clock.monotonic_s() >= due_s:
-            if _may_collect(log) and (run.blobs.is_full or retention.is_due(log.state)):
+            if run.blobs.is_full or retention.is_due(log.state):
                 await attempt(_collect(run), "collection failed")
             due_s = clock.monotonic_s() + settings.collection_look_s
         await clock.sleep(min(_LOOK_S, settings.collection_look_s))
 
 
-def _may_collect(log: RunLog) -> bool:
-    """Whether syncers collect objects of the run by themselves."""
-    return log.state.status is not RunStatus.DRAFT
-
-
 async def _collect(run: Run) -> None:
+    """Collects what the run's policy does not keep; of a draft nothing."""
     log, is_full = run.log, run.blobs.is_full
+    if log.state.status is RunStatus.DRAFT:
+        return
     before = await store_unix_s(log.objects, log.entropy) - _LITTER_AGE_S
     went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
     run.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
     if is_full and not went.victims:
         _LOG.error("store is full, and the run's policy keeps all that it has of it", **facts)
-    else:
+    elif went.victims:
         _LOG.info("collected", was_full=is_full, kept_bytes=went.kept_bytes, **facts)
 
 
-async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Awaitable[RunLog]]) -> None:
+async def tidy(store: Store, entropy: Entropy, open_run: Callable[[str, str], Awaitable[Run]]) -> None:
     """Deletes abandoned drafts, litter, and what their policies no longer keep, of all runs of the store.
 
-    Objects that another replica deleted meanwhile are skipped. A run that can't be read is left as it is.
+    Leases of learners that are long gone are litter too. Objects that another replica deleted meanwhile are skipped. A
+    run that can't be read is left as it is.
 
     Raises:
         StoreError: the store can't be read.
@@ -81,17 +79,9 @@ async def tidy(store: Store, entropy: Entropy, open_log: Callable[[str, str], Aw
             _LOG.warning("drafts of a name can't be looked for", run=name, cause=str(error))
     for name, uid in await store.list_runs():
         try:
-            log = await open_log(name, uid)
-            if _may_collect(log):
-                await _tidy_run(log, before)
+            run = await open_run(name, uid)
+            infos = store.objects.list(f"{run.log.prefix}/learners")
+            await store.objects.delete([info.name async for info in infos if info.modified_at_unix_s < before])
+            await _collect(run)
         except (StoreError, SyncerError) as error:
             _LOG.warning("run could not be collected", run=name, uid=uid, cause=str(error))
-
-
-async def _tidy_run(log: RunLog, before: float) -> None:
-    """Collects by the run's policy, whether that is due or not, and deletes leases of learners that are long gone."""
-    folder = f"{log.prefix}/learners"
-    await log.objects.delete([i.name async for i in log.objects.list(folder) if i.modified_at_unix_s < before])
-    went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
-    if went.victims:
-        _LOG.info("collected", run=log.spec.name, objects=len(went.victims), size_bytes=went.size_bytes)

@@ -53,8 +53,10 @@ class Samples(dict[tuple[str, frozenset[str]], float]):
 def known_labels() -> dict[str, frozenset[str]]:
     """Returns the labels of each of the syncer's metrics, under the name that a query uses."""
     counted = [metric for metric in vars(SyncerMetrics(SystemClock())).values() if hasattr(metric, "_labelnames")]
-    suffixes = {"counter": "_total", "info": "_info"}
-    found = {metric._name + suffixes.get(metric._type, ""): frozenset(metric._labelnames) for metric in counted}
+    found = {
+        metric._name + ("_total" if metric._type == "counter" else ""): frozenset(metric._labelnames)
+        for metric in counted
+    }
     return found | {name: frozenset(labels) for name, (_, labels) in _GAUGES.items()}
 
 

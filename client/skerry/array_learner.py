@@ -196,16 +196,10 @@ class SingleProcess:
 
     def _say_left(self, work: LastWork) -> None:
         is_fine = work or (self.stats.is_closed and not work.dropped_step_count)
-        counts = {
-            "merged_steps": work.merged_step_count,
-            "pending_steps": work.pending_step_count,
-            "dropped_steps": work.dropped_step_count,
-            "unsent_steps": work.unsent_step_count,
-            "because": work.because,
-        }
+        facts = {name.replace("_step_count", "_steps"): value for name, value in vars(work).items() if value}
         (_log.info if is_fine else _log.warning)(
             "left the run" if is_fine else "left the run, which does not have all of the last work",
-            **{name: value for name, value in counts.items() if value},
+            **facts,
         )
 
     def _say_forgotten(self) -> None:

@@ -20,7 +20,6 @@ class Faults:
     corrupt_pulls: int = 0  # downloads whose first data have one bit turned
     attach_cuts: list[int] = field(default_factory=list)  # events after which the attach stream breaks
     lost_store_calls: int = 0  # calls that are answered as by a store that lost what was seen
-    log: list[str] = field(default_factory=list)  # what did go wrong
 
 
 class FaultyTransport(GrpcTransport):
@@ -34,7 +33,6 @@ class FaultyTransport(GrpcTransport):
     def _look_at_store(self) -> None:
         if self.faults.lost_store_calls:
             self.faults.lost_store_calls -= 1
-            self.faults.log.append("store lost")
             raise error_of("STORE_ROLLED_BACK", "the log is shorter than was seen")
 
     async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
@@ -46,7 +44,6 @@ class FaultyTransport(GrpcTransport):
             if left is not None:
                 left -= 1
                 if left < 0:
-                    self.faults.log.append("attach cut")
                     raise error_of("UNREACHABLE", "attach stream was cut")
 
     async def push_delta(self, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaResponse:
@@ -66,11 +63,9 @@ class FaultyTransport(GrpcTransport):
 
         response = await super().push_delta(some())
         if cut is not None:
-            self.faults.log.append("push cut")
             raise error_of("UNREACHABLE", "push was cut")
         if self.faults.lost_acknowledgements:
             self.faults.lost_acknowledgements -= 1
-            self.faults.log.append("acknowledgement lost")
             raise error_of("UNREACHABLE", "answer was lost")
         return response
 
@@ -80,12 +75,10 @@ class FaultyTransport(GrpcTransport):
         cut = self.faults.pull_cuts.pop(0) if self.faults.pull_cuts else None
         async for response in super().pull_fragment(request):
             if cut == 0:
-                self.faults.log.append("pull cut")
                 raise error_of("UNREACHABLE", "download was cut")
             cut = None if cut is None else cut - 1
             if self.faults.corrupt_pulls and response.HasField("data"):
                 self.faults.corrupt_pulls -= 1
-                self.faults.log.append("pull corrupted")
                 turned = bytearray(response.data.data)
                 turned[-1] ^= 1
                 response.data.data = bytes(turned)

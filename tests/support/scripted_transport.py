@@ -76,6 +76,26 @@ def _met(answer: Any, request: Any = None) -> Any:
     return answer(request) if callable(answer) else answer
 
 
+def update_object(
+    layout: FragmentLayout, version: int, update: Any, *, first: int = 0, encoding: Encoding = RAW
+) -> tuple[v1.PlanObject, bytes]:
+    """Returns an object of a plan and its bytes; `update` is what it subtracts, and becomes what it is decoded as."""
+    data = b"".join(encode_frames(update, layout, encoding, first=first, decoded=update))
+    described = v1.PlanObject(
+        name=f"{version}-{first}", kind=v1.OBJECT_KIND_UPDATE, version=version, first=first, numel=len(update),
+        size_bytes=len(data),
+    )  # fmt: skip
+    return described, data
+
+
+def plan_to(
+    layout: FragmentLayout, version: int, digest: bytes, objects: Sequence[v1.PlanObject], *, from_version: int
+) -> v1.PullPlan:
+    """Returns a plan, which reflects log position 10 + `version`."""
+    target = types_pb2.FragmentVersion(fragment=layout.name, version=version, digest=digest)
+    return v1.PullPlan(from_version=from_version, target=target, objects=objects, position=10 + version)
+
+
 def pull_to(layout: FragmentLayout, version: int, start: Any, weights: Any) -> Callable[[Any], Iterator[Any]]:
     """Returns the script of a download of `weights` by one update from the version before, whose weights are `start`.
 
@@ -85,16 +105,8 @@ def pull_to(layout: FragmentLayout, version: int, start: Any, weights: Any) -> C
     def answer(request: v1.PullFragmentRequest) -> Iterator[v1.PullFragmentResponse]:
         target = np.array(weights, np.float32)
         update = (np.array(start, np.float32) if request.from_version >= 0 else np.zeros_like(target)) - target
-        data = b"".join(encode_frames(update, layout, RAW))
-        described = v1.PlanObject(
-            name="u", kind=v1.OBJECT_KIND_UPDATE, version=version, numel=layout.numel, size_bytes=len(data)
-        )
-        plan = v1.PullPlan(
-            from_version=request.from_version,
-            target=types_pb2.FragmentVersion(fragment=layout.name, version=version, digest=tree_digest(target)),
-            objects=[described],
-            position=10 + version,
-        )
+        described, data = update_object(layout, version, update)
+        plan = plan_to(layout, version, tree_digest(target), [described], from_version=request.from_version)
         yield v1.PullFragmentResponse(plan=plan)
         yield v1.PullFragmentResponse(data=v1.PullData(data=data))
 

@@ -11,28 +11,23 @@ import pytest
 from skerry.errors import CorruptDownloadError, error_of
 from skerry.exchange.pull import pull_newest
 from skerry.v1 import exchange_pb2 as v1
-from skerry.v1 import types_pb2
-from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
+from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.digests import tree_digest
-from skerry.wire.frames import encode_frames
-from tests.support.scripted_transport import ScriptedTransport, quick_calls, scripted_session
+from tests.support.scripted_transport import ScriptedTransport, plan_to, quick_calls, scripted_session, update_object
 
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (4,)),))
 START = np.array([1, 2, 3, 4], np.float32)  # version 3
-UPDATES = [[0.5, 0, -1, 2], [0, 1, 1, 1]]  # subtracted by versions 4 and 5
 TARGET = np.array([0.5, 1, 3, 1], np.float32)
-RAW = Encoding(Codec.FLOAT32, compressor=Compressor.NONE)
-OBJECTS = [b"".join(encode_frames(np.array(update, np.float32), LAYOUT, RAW)) for update in UPDATES]
+(FOUR, FOUR_DATA), (FIVE, FIVE_DATA) = (
+    update_object(LAYOUT, version, np.array(update, np.float32))
+    for version, update in ((4, [0.5, 0, -1, 2]), (5, [0, 1, 1, 1]))
+)
+OBJECTS = [FOUR_DATA, FIVE_DATA]
 
 
 def plan(digest: bytes) -> v1.PullFragmentResponse:
     """Returns the plan from version 3 to version 5."""
-    objects = [
-        v1.PlanObject(name=f"u{version}", kind=v1.OBJECT_KIND_UPDATE, version=version, numel=4, size_bytes=len(data))
-        for version, data in zip((4, 5), OBJECTS, strict=True)
-    ]
-    target = types_pb2.FragmentVersion(fragment="f", version=5, digest=digest)
-    return v1.PullFragmentResponse(plan=v1.PullPlan(from_version=3, target=target, objects=objects, position=17))
+    return v1.PullFragmentResponse(plan=plan_to(LAYOUT, 5, digest, [FOUR, FIVE], from_version=3))
 
 
 def syncer(
@@ -71,7 +66,7 @@ async def pulled(calls: list[Any], **rules: Any) -> tuple[Any, list[v1.PullFragm
 async def test_updates_are_subtracted_in_their_order_from_the_weights_that_the_caller_has() -> None:
     version, requests, received = await pulled([syncer()])
     np.testing.assert_array_equal(version.weights, TARGET)
-    assert (version.version, version.position) == (5, 17)
+    assert (version.version, version.position) == (5, 15)
     np.testing.assert_array_equal(START, [1, 2, 3, 4])
     assert [(request.from_version, request.is_newest) for request in requests] == [(3, True)]
     assert received == sum(map(len, OBJECTS))
@@ -112,16 +107,6 @@ async def test_an_object_that_is_said_to_be_larger_than_memory_is_refused_where_
     error, requests, _ = await pulled([answer] * 50, lane_bytes=20)
     assert isinstance(error, CorruptDownloadError)
     assert len(requests) < 50
-
-
-async def test_a_version_that_the_caller_has_needs_no_bytes() -> None:
-    def answer(_: v1.PullFragmentRequest) -> Iterator[v1.PullFragmentResponse]:
-        target = types_pb2.FragmentVersion(fragment="f", version=3, digest=tree_digest(START))
-        yield v1.PullFragmentResponse(plan=v1.PullPlan(from_version=3, target=target, position=4))
-
-    version, _, received = await pulled([answer])
-    np.testing.assert_array_equal(version.weights, START)
-    assert (version.version, received) == (3, 0)
 
 
 @pytest.mark.parametrize("wrong", ["bytes before the plan", "a plan after the plan"])

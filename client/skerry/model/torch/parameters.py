@@ -7,7 +7,7 @@ codes and scales are copied to the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
+from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
-from skerry.model.interface import UNLIMITED, EncodeFrames, Work, sharing, tied
+from skerry.model.interface import UNLIMITED, EncodeFrames, Place, Work, tied
 from skerry.model.torch.shards import local_part, region_of
 from skerry.model.torch.untrained import (
     FrozenPart,
@@ -52,8 +52,8 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
-            name or share a part of their memory, they are on more than one device, or a DTensor is cut in a way that
-            `region_of` does not know.
+            name or one address in memory and different shapes or strides, they are on more than one device, or a
+            DTensor is cut in a way that `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -67,8 +67,8 @@ class TorchParameters:
         named = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         attached = _trainable(named, are_all=not is_module)
         places = _places(named)
-        pairs = sharing(places)
-        names = tied(places, [pair for pair in pairs if attached.keys() >= set(pair)])
+        attached_places = {name: place for name, place in places.items() if name in attached}
+        names = tied(attached_places)
         self._trained = trained = {name: tensor for name, tensor in attached.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
@@ -94,7 +94,8 @@ class TorchParameters:
         self._model = model
         # What shares memory with trained tensors changes with them. Nobody has said which tensors by name are frozen:
         # some may count batches.
-        changing = {name for pair in pairs if not attached.keys().isdisjoint(pair) for name in pair}
+        addresses = {place.address for place in attached_places.values()}
+        changing = {name for name, place in places.items() if place.address in addresses}
         others = named.keys() - attached.keys() - changing if is_module else set()
         self._frozen = {name: tensor for name, tensor in named.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
@@ -292,23 +293,14 @@ def _trainable(named: Mapping[str, torch.Tensor], *, are_all: bool) -> dict[str,
     return trainable
 
 
-def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
-    """Returns arrays that lie where tensors do of which this process holds elements as plain values.
-
-    They are not read: what is there may be the memory of a device.
-    """
-    places = {}
-    for name, tensor in tensors.items():
-        if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
-            interface = {
-                "version": 3,
-                "data": (part.data_ptr(), True),
-                "shape": tuple(part.shape),
-                "strides": tuple(stride * part.element_size() for stride in part.stride()),
-                "typestr": f"|V{part.element_size()}",
-            }
-            places[name] = np.asarray(SimpleNamespace(__array_interface__=interface))
-    return places
+def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
+    """Returns where the tensors lie of which this process holds elements as plain values."""
+    parts = {name: local_part(tensor.detach()) for name, tensor in tensors.items() if is_readable(tensor)}
+    return {
+        name: Place(part.data_ptr(), tuple(part.shape), part.stride())
+        for name, part in parts.items()
+        if part.numel() and part.data_ptr()
+    }
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:
@@ -352,33 +344,25 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _digest(tensor: torch.Tensor) -> int:
-    return int(checksum(local_part(tensor.detach())))
-
-
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Returns each of the model's tensors, given by their paths, by its own name.
 
     Raises:
         ValueError: two have the same name.
     """
-    modules: dict[str, torch.nn.Module] = {}
-    prefixes = {"": ""}  # of the parameters' own names, by the path of their module
-    for path, module in model.named_modules():
-        modules[path] = module
-        parent, _, attribute = path.rpartition(".")
-        if path:
-            is_wrapped = attribute == wrapped_attribute(modules[parent])
-            prefixes[path] = prefixes[parent] if is_wrapped else f"{prefixes[parent]}{attribute}."
+    wrapped = {
+        f"{path}.{attribute}".removeprefix(".")
+        for path, module in model.named_modules()
+        if (attribute := wrapped_attribute(module)) is not None
+    }
     named: dict[str, torch.Tensor] = {}
-    paths: dict[str, str] = {}
     for path, tensor in tensors:
-        parent, _, attribute = path.rpartition(".")
-        name = prefixes[parent] + attribute
+        above = accumulate(path.split("."), lambda parent, attribute: f"{parent}.{attribute}")
+        name = ".".join(part.rpartition(".")[2] for part in above if part not in wrapped)
         if name in named:
             raise ValueError(
-                f"two parameters have the same name once wrappers are left out. first={paths[name]}, second={path}, "
-                f"name={name}. Rename one, or pass a mapping of names to tensors instead of the module"
+                "two parameters have the same name once wrappers are left out. Rename one, or pass a mapping of names "
+                f"to tensors instead of the module. name={name}, path={path}"
             )
-        named[name], paths[name] = tensor, path
+        named[name] = tensor
     return named

@@ -11,7 +11,6 @@ changed fragment are then close to where they were before the change; the steps 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
@@ -223,6 +222,5 @@ def wrapped_attribute(module: torch.nn.Module) -> str | None:
     """Returns the attribute in which a wrapper has the module that it wraps; None where `module` is no wrapper."""
     if isinstance(module, _WRAPPERS):
         return "module"
-    # Importing torch._dynamo takes a second or more, and a process with a compiled module has imported it.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return "_orig_mod" if dynamo is not None and isinstance(module, dynamo.OptimizedModule) else None
+    # Of torch.compile, by its name: importing torch._dynamo takes a second or more.
+    return "_orig_mod" if type(module).__name__ == "OptimizedModule" else None

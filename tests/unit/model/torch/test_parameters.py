@@ -139,7 +139,7 @@ def test_a_submodule_that_is_called_like_a_wrapper_s_keeps_its_name() -> None:
 def test_two_parameters_of_one_name_are_refused_with_both_paths() -> None:
     wrapper = nn.DataParallel(nn.Linear(2, 2, bias=False))
     wrapper.register_parameter("weight", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"first=weight, second=module\.weight.*pass a mapping"):
+    with pytest.raises(ValueError, match=r"pass a mapping.*name=weight, path=module\.weight"):
         TorchParameters(wrapper)
 
 

@@ -85,7 +85,7 @@ def _device(text: str) -> str:
 _POSITIVE = Count(1, 10**12)  # as many steps as a run can be planned to take
 _COUNT = Count(0, 10**12)
 _OPTIMIZERS = click.Choice(["adamw", "muon"])
-_POSITIVE_NUMBER = Number(min_open=True)
+_POSITIVE_NUMBER = Number(0, min_open=True)
 
 
 @click.command("learn", epilog=_EPILOG)
@@ -121,8 +121,8 @@ _POSITIVE_NUMBER = Number(min_open=True)
 @click.option("--optimizer", "name", type=_OPTIMIZERS, default="adamw", help="Optimizer of the training steps.")
 @click.option("--learning-rate", "peak_rate", type=_POSITIVE_NUMBER, default=3e-3, help="Peak learning rate.")
 @click.option("--warmup", "warmup_steps", type=_COUNT, default=50, help="Steps until the peak learning rate.")
-@click.option("--weight-decay", type=Number(), default=0.1, help="Weight decay of matrices.")
-@click.option("--seed", type=Count(), default=0, help="Seed of the initial weights and the data order.")
+@click.option("--weight-decay", type=Number(0), default=0.1, help="Weight decay of matrices.")
+@click.option("--seed", type=Count(0), default=0, help="Seed of the initial weights and the data order.")
 @click.option("--eval-every", "evaluate_every", type=_COUNT, default=50, help="Steps between evaluations; 0: none.")
 @click.option(
     "--eval-windows", "held_out_window_count", type=Count(1, 2**20), default=64, help="Held-out sequences to evaluate."
@@ -135,7 +135,7 @@ _POSITIVE_NUMBER = Number(min_open=True)
 )
 @click.option("--threads", "thread_count", type=Count(1, 4096), default=1, help="CPU threads of PyTorch.")
 @click.option("--slowdown", type=Number(1), default=1.0, help="Sleep after each step, to train slower by this factor.")
-@click.option("--flush-timeout", "flush_timeout_s", type=Number(), default=30.0, help=_FLUSH_HELP)
+@click.option("--flush-timeout", "flush_timeout_s", type=Number(0), default=30.0, help=_FLUSH_HELP)
 def learn(**options: Any) -> None:
     """Train a small GPT as one learner of a run.
 

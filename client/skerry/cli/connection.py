@@ -26,7 +26,7 @@ def with_client(function: Callable[..., R]) -> Callable[..., R]:
 
     @click.option("--target", type=TARGET, default=DEFAULT_TARGET, help=_TARGET_HELP)
     @click.option(
-        "--timeout", "timeout_s", type=Number(min_open=True), default=30.0, help="Seconds to wait for an answer."
+        "--timeout", "timeout_s", type=Number(0, min_open=True), default=30.0, help="Seconds to wait for an answer."
     )
     @with_tls
     @functools.wraps(function)

@@ -68,7 +68,7 @@ Examples:
 @click.option(
     "--uid", type=UID, help="The run's uid, if it must be this one.  [default: that of the run that has the name]"
 )
-@click.option("--position", type=Count(), help="Position in the log whose weights to write.  [default: the log's end]")
+@click.option("--position", type=Count(0), help="Position in the log whose weights to write.  [default: the log's end]")
 @click.option(
     "--base",
     "base_paths",

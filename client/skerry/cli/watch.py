@@ -60,9 +60,9 @@ Examples:
 )
 @with_run
 @click.option("--once", is_flag=True, help="Show the run once, and exit.")
-@click.option("--after", "after_position", type=Count(), default=0, help="Start with the events after this position.")
+@click.option("--after", "after_position", type=Count(0), default=0, help="Start with the events after this position.")
 @click.option(
-    "--patience", "patience_s", type=Number(), default=300.0, help="Seconds to wait for the run or the syncer."
+    "--patience", "patience_s", type=Number(0), default=300.0, help="Seconds to wait for the run or the syncer."
 )
 @as_json
 @with_client

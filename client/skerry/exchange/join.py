@@ -30,7 +30,7 @@ from skerry.wire.messages import (
     unpack_layout,
     untrained_to_messages,
 )
-from skerry.wire.policy import OuterSchedule, Policy
+from skerry.wire.policy import Policy
 
 _log = get_logger(__name__)
 
@@ -155,22 +155,6 @@ async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
     others = [learner for learner in answer.learners if learner.is_live and learner.learner_id != own_id]
     await session.workers.run(unpack_layout, answer.run)
     return answer.run, Joining(is_created, len(others))
-
-
-def warn_of_missing_plan(session: Session) -> None:
-    """Warns if this learner plans a length and the run that it joined has none, so that momentum never settles.
-
-    Two lengths may differ: learners of different speed take different numbers of steps in one run.
-    """
-    own, runs = session.settings.policy, session.policy
-    planned = own.planned_step_count if own else 0
-    settles = runs.outer.schedule is not OuterSchedule.CONSTANT and runs.outer.momentum > 0
-    if planned and not runs.planned_step_count and settles:
-        _log.warning(
-            "the run has no planned length, so its outer momentum will not settle. To plan one: "
-            f"skerry runs policy {session.settings.run} --set planned_step_count={planned}",
-            own_steps=planned,
-        )
 
 
 async def _create_from_model(session: Session) -> types_pb2.Run:

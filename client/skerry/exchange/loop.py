@@ -21,7 +21,7 @@ from skerry.errors import RunClosedError, SkerryError, StopExchangingError
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange, stats_of
-from skerry.exchange.join import Joining, find_or_create, warn_of_missing_plan
+from skerry.exchange.join import Joining, find_or_create
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.session import Calls, Session, policy_of
 from skerry.exchange.settings import ExchangeSettings, whole_number
@@ -237,7 +237,6 @@ class ExchangeLoop:
         session.run_uid = run.uid
         session.saw(run.position)
         session.policy = policy_of(run.policy, Policy())
-        warn_of_missing_plan(session)
         self.layouts, _ = layouts_from_messages(run.tensors, run.fragments)
         check_same_tensors(session.parameters.tensors, self.layouts)
         await check_untrained(session, run)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,45 +22,31 @@ UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
 
 
-def sharing(places: Mapping[str, NDArray[Any]]) -> list[tuple[str, str]]:
-    """Returns the pairs of arrays that share memory; of each pair, the one that is given first comes first."""
-    order = {name: number for number, name in enumerate(places)}
-    spans = {name: _span(array) for name, array in places.items()}
-    pairs: list[tuple[str, str]] = []
-    open_names: list[str] = []  # of those that end behind where the current one begins
-    for name in sorted(places, key=spans.__getitem__):
-        open_names = [other for other in open_names if spans[other][1] > spans[name][0]]
-        pairs += [
-            (other, name) if order[other] < order[name] else (name, other)
-            for other in open_names
-            if np.shares_memory(places[other], places[name])
-        ]
-        open_names.append(name)
-    return pairs
+class Place(NamedTuple):
+    """Where a tensor's elements are in memory."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def _span(array: NDArray[Any]) -> tuple[int, int]:
-    """Returns the address of an array's first byte, and of the one behind the last."""
-    reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
-    first = array.ctypes.data + sum(step for step in reach if step < 0)
-    return first, first + sum(map(abs, reach)) + array.itemsize
-
-
-def tied(places: Mapping[str, NDArray[Any]], pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """Returns which arrays of the pairs are an earlier one under another name, with the same places for its elements.
+def tied(places: Mapping[str, Place]) -> set[str]:
+    """Returns which tensors are an earlier one under another name.
 
     Raises:
-        ValueError: two share a part of their memory, or lie in it in different orders.
+        ValueError: two begin at the same address, with their elements in different places.
     """
     names: set[str] = set()
-    for first, second in pairs:
-        layouts = [(array.ctypes.data, array.shape, array.strides) for array in (places[first], places[second])]
-        if layouts[0] != layouts[1]:
+    firsts: dict[int, str] = {}
+    for name, place in places.items():
+        first = firsts.setdefault(place.address, name)
+        if places[first] != place:
             raise ValueError(
                 "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
-                f"of the other. Train a copy of one of them. first={first}, second={second}"
+                f"of the other. Train a copy of one of them. first={first}, second={name}"
             )
-        names.add(second)
+        if first != name:
+            names.add(name)
     return names
 
 
@@ -128,7 +114,8 @@ class ArrayParameters:
     """NumPy arrays by name, updated in place. One array under two names is one tensor, under the first.
 
     Raises:
-        ValueError: an array can't be written to, does not hold floating-point numbers, or overlaps with another one.
+        ValueError: an array can't be written to or does not hold floating-point numbers, or two begin at one address
+            in memory with different shapes or strides.
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
@@ -146,7 +133,8 @@ class ArrayParameters:
         self._watched = {name: array for name, array in arrays.items() if array.size}
         if not self._watched:
             raise ValueError("there is no array to train")
-        names = tied(self._watched, sharing(self._watched))
+        places = {name: Place(array.ctypes.data, array.shape, array.strides) for name, array in self._watched.items()}
+        names = tied(places)
         self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}

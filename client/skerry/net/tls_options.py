@@ -15,7 +15,7 @@ from skerry.runtime.options import FilledPath
 R = TypeVar("R")
 
 # Whether it exists is checked with its content.
-PEM_FILE: Final = FilledPath(dir_okay=False, path_type=Path)
+PEM_FILE: Final = FilledPath(dir_okay=False)
 
 
 def with_tls(function: Callable[..., R]) -> Callable[..., R]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +11,6 @@ import click
 
 from skerry.runtime.addresses import server_address, split_targets
 
-# Of the contract's and the store's integers, and more seconds, bytes or steps than anything takes.
-_HIGHEST_COUNT: Final = 2**63 - 1
-_HIGHEST_NUMBER: Final = 1e9
 _MISSING: Final = "the run is missing. Name it as the argument, in SKERRY_RUN, or as run in the settings file"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,71 +38,47 @@ class Parsed(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Count(click.IntRange):
-    """A whole number that fits into 64 bits."""
+class _Bounded(_ParamType):
+    """A number that is neither NaN nor larger than `highest`."""
 
-    def __init__(self, min: int = 0, max: int | None = None) -> None:  # noqa: A002 - click's names
-        super().__init__(min, max)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number."""
-        number = super().convert(value, param, ctx)
-        if number > _HIGHEST_COUNT:
-            self.fail(f"{number} is too large.", param, ctx)
-        return number
-
-
-class Number(click.FloatRange):
-    """A finite number."""
-
-    def __init__(self, min: float = 0, max: float | None = None, *, min_open: bool = False) -> None:  # noqa: A002 - click's names
-        super().__init__(min, max, min_open=min_open)
+    highest: float
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the number."""
         number = super().convert(value, param, ctx)
-        if math.isnan(number):  # which is within every range
-            self.fail(f"{value} is not a number.", param, ctx)
-        if number > _HIGHEST_NUMBER:
+        if not number <= self.highest:
             self.fail(f"{value} is too large.", param, ctx)
         return number
 
 
+class Count(_Bounded, click.IntRange):
+    """A whole number that fits into 64 bits."""
+
+    highest = 2**63 - 1
+
+
+class Number(_Bounded, click.FloatRange):
+    """A finite number."""
+
+    highest = 1e9  # more seconds, bytes or steps than anything takes
+
+
 class FilledPath(click.Path):
-    """A path that is not blank."""
+    """A path that is not blank; one that is to be written, and need not exist, has a folder that may be changed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path."""
-        text = os.fspath(value)
-        if not text.strip() or "\0" in text:
-            self.fail(f"{text!r} is no path.", param, ctx)
-        try:
-            path = Path(os.fsdecode(super().convert(value, param, ctx)))
-            path.exists()
-            return self.checked(path, param, ctx)
-        except OSError as error:  # a name that is too long
-            self.fail(f"{text[:100]!r} can't be used: {error.strerror}.", param, ctx)
-
-    def checked(self, path: Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Returns the path if it can be used."""
-        return path
-
-
-class _Output(FilledPath):
-    """A place to write to: there is a folder, and it may be changed."""
-
-    def checked(self, path: Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Returns the path if its folder can be written to, or with `file_okay` False be made."""
-        folder = path.absolute() if not self.file_okay else path.absolute().parent
-        while not self.file_okay and not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        code = 0
-        if not folder.is_dir():
-            code = errno.ENOTDIR if folder.exists() else errno.ENOENT
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            code = errno.EACCES
-        if code:
-            self.fail(f"can't be written: {os.strerror(code)}. path={path}, folder={folder}", param, ctx)
+        if not os.fspath(value).strip():
+            self.fail(f"{value!r} is no path.", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if self.writable and not self.exists:
+            folder = path.absolute()
+            if self.file_okay:
+                folder = folder.parent
+            while not self.file_okay and not folder.exists():  # a folder is made with those above it
+                folder = folder.parent
+            if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+                self.fail(f"can't be written: no folder that may be changed. path={path}, folder={folder}", param, ctx)
         return path
 
 
@@ -118,14 +89,14 @@ def _served(text: str) -> str:
 
 TARGET: Final = Parsed("target", lambda text: ",".join(split_targets(text)))
 ADDRESS: Final = Parsed("address", _served)
-INPUT_FILE: Final = FilledPath(exists=True, dir_okay=False, path_type=Path)
-INPUT_FOLDER: Final = FilledPath(exists=True, file_okay=False, path_type=Path)
-INPUT: Final = FilledPath(exists=True, path_type=Path)
+INPUT_FILE: Final = FilledPath(exists=True, dir_okay=False)
+INPUT_FOLDER: Final = FilledPath(exists=True, file_okay=False)
+INPUT: Final = FilledPath(exists=True)
 # A folder for files of a command, which it does not make.
-EXISTING_FOLDER: Final = FilledPath(exists=True, file_okay=False, writable=True, path_type=Path)
-OUTPUT: Final = _Output(writable=True, path_type=Path)
-OUTPUT_FILE: Final = _Output(dir_okay=False, writable=True, path_type=Path)
-OUTPUT_FOLDER: Final = _Output(file_okay=False, writable=True, path_type=Path)
+EXISTING_FOLDER: Final = FilledPath(exists=True, file_okay=False, writable=True)
+OUTPUT: Final = FilledPath(writable=True)
+OUTPUT_FILE: Final = FilledPath(dir_okay=False, writable=True)
+OUTPUT_FOLDER: Final = FilledPath(file_okay=False, writable=True)
 
 
 def run_argument(

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from skerry import OuterOptimizer, OuterSchedule, Policy
 from skerry.errors import PoisonedError, RunExistsError, RunNotFoundError
-from skerry.exchange.join import find_or_create, warn_of_missing_plan
+from skerry.exchange.join import find_or_create
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
@@ -83,22 +82,3 @@ async def test_a_run_is_not_created_where_nobody_asked_for_it() -> None:
 async def test_initial_weights_that_are_not_finite_are_refused_before_they_are_sent() -> None:
     with pytest.raises(PoisonedError, match="initial weights are not finite"):
         await joined(weights=np.array([1, np.nan, 0], np.float32), get_run=[MISSING], create_run=[DRAFT])
-
-
-@pytest.mark.parametrize(
-    ("own", "runs", "is_warned"),
-    [
-        (Policy(planned_step_count=600), Policy(), True),
-        (Policy(planned_step_count=600), Policy(planned_step_count=5000), False),
-        (Policy(planned_step_count=600), Policy(outer=OuterOptimizer(schedule=OuterSchedule.CONSTANT)), False),
-        (None, Policy(), False),
-    ],
-)
-async def test_a_learner_that_plans_a_length_is_warned_of_a_run_that_has_none(
-    own: Policy | None, runs: Policy, is_warned: bool
-) -> None:
-    session = scripted_session(quick_calls(ScriptedTransport()), {"w": WEIGHTS}, policy=own)
-    session.policy = runs
-    with heard_logs() as logs:
-        warn_of_missing_plan(session)
-    assert ["--set planned_step_count=600" in line["event"] for line in logs] == [True] * is_warned

@@ -67,9 +67,6 @@ _LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Ten
     "every second element": (lambda buffer: (buffer[:, ::2], buffer[:, 1::2]), 2),
     "a turned view": (lambda buffer: (buffer, buffer.T), None),
     "a flat view": (lambda buffer: (buffer, buffer.view(-1)), None),
-    "a part": (lambda buffer: (buffer, buffer[3]), None),
-    "windows": (lambda buffer: (buffer[:5], buffer[4:]), None),
-    "crossing": (lambda buffer: (buffer[:, 3], buffer[3]), None),
 }
 
 

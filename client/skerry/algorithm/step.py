@@ -213,7 +213,7 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
     of_fragment = step.state.weights, step.state.momentum, step.state.residual
     acc, weights, momentum, residual = (array[inside] for array in (step.acc, *of_fragment))
     kernels = kernels_for(acc, weights, momentum, residual)
-    if kernels is None:
+    if kernels is None or not cut.block:
         _write_target(step, cut, momentum, residual, target=target, d=q)
         raw = quantise_cut(target, layout, cut, decoded=q)
         np.subtract(weights, q, out=weights)
@@ -224,16 +224,11 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
     edges = (layout.bounds_within(inside.start, inside.stop) - cut.first).astype(np.uint64)
     sums = (acc, edges, scalars.tensor_scales[tensors], momentum, residual)
     factors = (scalars.decay, scalars.gain, scalars.momentum, scalars.rate)
-    if cut.block:
-        blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
-        raw, scales, codes = empty_frame(cut.codec, blocks)
-        of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
-        if not kernels.take_step(*of_codec, *sums, *factors, *written_arrays):
-            raise non_finite_error(target, layout, cut)
-        return raw, q
-    kernels.step_target(*sums, *factors, 0, cut.numel, target)
-    raw = quantise_cut(target, layout, cut, decoded=q)
-    kernels.advance(target, q, weights, residual)
+    blocks = blocks_of(layout, cut.first, cut.numel, cut.block)
+    raw, scales, codes = empty_frame(cut.codec, blocks)
+    of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
+    if not kernels.take_step(*of_codec, *sums, *factors, *written_arrays):
+        raise non_finite_error(target, layout, cut)
     return raw, q
 
 

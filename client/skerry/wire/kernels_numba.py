@@ -60,9 +60,9 @@ def _compiled(signature: Any, **more: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def _inlined(function: Function) -> Function:
+def _compiled_on_use(function: Function) -> Function:
     """Compiles a function into those that call it."""
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     return cast("Function", compiled)
 
 
@@ -166,48 +166,6 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             element += n
 
 
-@_inlined
-def _square(code: int) -> np.uint32:
-    """The square of a 4-bit code's level."""
-    level = np.int32(code ^ 8) - np.int32(8)
-    return np.uint32(level * level)
-
-
-@_compiled(types.float64(types.int64, _read_bytes, _edges, _read_floats))
-def squared_norm(
-    bits: int,
-    codes: NDArray[np.uint8],
-    edges: NDArray[np.uint64],  # (count + 1,) blocks of one tensor; the codes are those of their range's whole frame
-    scales: Float32s,  # (count,) checked
-) -> float:
-    """The sum of the squares of what `decode` would store, before each is rounded to float32."""
-    norm, squares = 0.0, np.empty(_CHUNK, np.uint8)
-    for block in range(np.uint64(len(scales))):
-        first, stop = edges[block], edges[block + _ONE]
-        total = np.uint32(0)  # at most 2^16 squares of at most 2^14
-        if bits == 8:
-            for i in range(stop - first):
-                level = np.int32(np.int8(codes[first + i]))
-                total += np.uint32(level * level)
-        else:
-            if first & _ONE:
-                total += _square(codes[first >> _ONE] >> 4)
-                first += _ONE
-            byte, end = first >> _ONE, stop >> _ONE
-            while byte < end:
-                n = min(np.uint64(_CHUNK), end - byte)
-                for j in range(n):  # at most 2 * 64, in bytes, of which a vector holds four times as many
-                    squares[j] = np.uint8(_square(codes[byte + j] & 15) + _square(codes[byte + j] >> 4))
-                for j in range(n):
-                    total += np.uint32(squares[j])
-                byte += n
-            if stop > first and stop & _ONE:
-                total += _square(codes[stop >> _ONE] & 15)
-        scale = np.float64(scales[block])
-        norm += np.float64(total) * (scale * scale)
-    return norm
-
-
 @_compiled(types.float64(_read_floats), fastmath={"reassoc"})
 def square_sum(values: Float32s) -> float:
     """The sum of squares in float64, in whatever order is fastest: its last bits depend on the machine."""
@@ -225,12 +183,7 @@ def shift(anchor: Float32s, base: Float32s, in_flight: Float32s, out: Float32s) 
         out[i] = (anchor[i] - base[i]) + in_flight[i]
 
 
-@_compiled(
-    types.void(
-        *(_read_floats, _edges, _read_floats, _floats, _read_floats),
-        *(_float, _float, _float, _float, types.uint64, types.uint64, _floats),
-    )
-)
+@_compiled_on_use
 def step_target(
     acc: Float32s,  # (numel,)
     edges: NDArray[np.uint64],  # (tensors + 1,) from 0 to numel
@@ -255,7 +208,7 @@ def step_target(
             target[low + i] = residual[low + i] + (d + buf * mu) * rate
 
 
-@_compiled(types.void(_read_floats, _read_floats, _floats, _floats))
+@_compiled_on_use
 def advance(target: Float32s, q: Float32s, weights: Float32s, residual: Float32s) -> None:
     """Writes weights - q and target - q."""
     for i in range(np.uint64(len(target))):

@@ -19,7 +19,6 @@ class Faults:
     pull_cuts: list[int] = field(default_factory=list)  # messages after which a download breaks off
     corrupt_pulls: int = 0  # downloads whose first data have one bit turned
     attach_cuts: list[int] = field(default_factory=list)  # events after which the attach stream breaks
-    lost_store_calls: int = 0  # calls that are answered as by a store that lost what was seen
 
 
 class FaultyTransport(GrpcTransport):
@@ -30,14 +29,8 @@ class FaultyTransport(GrpcTransport):
         self.faults = faults
         self.delta_ids: list[str] = []  # of every push that began, in order
 
-    def _look_at_store(self) -> None:
-        if self.faults.lost_store_calls:
-            self.faults.lost_store_calls -= 1
-            raise error_of("STORE_ROLLED_BACK", "the log is shorter than was seen")
-
     async def attach(self, requests: AsyncIterator[v1.AttachRequest]) -> AsyncGenerator[v1.AttachResponse, None]:
         """Breaks after some events."""
-        self._look_at_store()
         left = self.faults.attach_cuts.pop(0) if self.faults.attach_cuts else None
         async for response in super().attach(requests):
             yield response
@@ -48,7 +41,6 @@ class FaultyTransport(GrpcTransport):
 
     async def push_delta(self, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaResponse:
         """Breaks off on the way, or loses the answer."""
-        self._look_at_store()
         cut = self.faults.push_cuts.pop(0) if self.faults.push_cuts else None
 
         async def some() -> AsyncIterator[v1.PushDeltaRequest]:
@@ -71,7 +63,6 @@ class FaultyTransport(GrpcTransport):
 
     async def pull_fragment(self, request: v1.PullFragmentRequest) -> AsyncGenerator[v1.PullFragmentResponse, None]:
         """Breaks off on the way, or turns a bit."""
-        self._look_at_store()
         cut = self.faults.pull_cuts.pop(0) if self.faults.pull_cuts else None
         async for response in super().pull_fragment(request):
             if cut == 0:

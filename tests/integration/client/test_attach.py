@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,28 +18,37 @@ from tests.support.syncer_thread import syncer
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
 
-def _made(target: str, learner_id: str = "us", **options: Any) -> dict[str, Any]:
-    return {"target": target, "run": "mine", "learner_id": learner_id, "create": True, "policy": POLICY} | options
+class Trainee:
+    """A small model whose optimizer a learner follows."""
 
+    def __init__(self, target: str, optimizer: type[Any] = torch.optim.SGD, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.target = target
+        self.model = nn.Linear(4, 4)
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1, **options)
+        self.learner = self.attach("us")
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    def attach(self, learner_id: str) -> Learner:
+        """Has a learner follow the optimizer, a first one or another one."""
+        run = {"target": self.target, "run": "mine", "create": True, "policy": POLICY}
+        return attach(self.model, self.optimizer, tokens_per_step=16, learner_id=learner_id, **run)
+
+    def step(self, factor: float = 1.0) -> None:
+        """Trains a step, on a loss that is multiplied."""
+        (self.model(torch.randn(8, 4)).square().mean() * factor).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_accumulated_batches_schedulers_and_skipped_steps_need_no_line_of_their_own(
     target: str, *, fused: bool
 ) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    trainee = Trainee(target, fused=fused)
+    model, optimizer, learner = trainee.model, trainee.optimizer, trainee.learner
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    before = model(torch.ones(1, 4)).square().mean().item()
-
-    with attach(model, optimizer, tokens_per_step=16, **_made(target)) as learner:
+    with learner:
         for number in range(10):
             for _ in range(2):
                 loss = model(torch.randn(8, 4)).square().mean() * (float("inf") if number == 3 else 1.0)
@@ -52,50 +57,26 @@ def test_accumulated_batches_schedulers_and_skipped_steps_need_no_line_of_their_
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
-
     assert (learner.stats.step_count, learner.stats.token_count) == (9, 9 * 16)
     assert learner.stats.deltas_acknowledged > 0
     assert learner.stats.unsent_step_count == 0
-    assert model(torch.ones(1, 4)).square().mean().item() < before
 
 
-def _compiled_step(model: nn.Module, optimizer: torch.optim.Optimizer, learner: Learner) -> Callable[[], object]:
-    optimizer_step = torch.compile(optimizer.step, backend="eager")
+@pytest.mark.parametrize("compiles_learner", [False, True])
+def test_a_step_may_be_compiled(target: str, *, compiles_learner: bool) -> None:
+    trainee = Trainee(target)
+    learner = trainee.learner
+    if compiles_learner:
+        learner.leave()
+        learner = Learner(trainee.model, target=target, run="mine", learner_id="eu")
 
-    def step() -> None:
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer_step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _compiled_learner_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, learner: Learner
-) -> Callable[[], object]:
     @torch.compile(backend="eager")
     def step() -> None:
-        _step(model, optimizer)
-        learner.step(1)
+        trainee.step()
+        if compiles_learner:
+            learner.step(1)
 
-    return step
-
-
-COMPILED: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Learner], Callable[[], object]]] = {
-    "the optimizer's step": _compiled_step,
-    "the whole step": lambda model, optimizer, _: torch.compile(lambda: _step(model, optimizer), backend="eager"),
-    "the learner's step": _compiled_learner_step,
-}
-
-
-@pytest.mark.parametrize("what", COMPILED)
-def test_a_step_may_be_compiled(target: str, what: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    counts = what != "the learner's step"
-    made = attach(model, optimizer, tokens_per_step=1, **_made(target)) if counts else Learner(model, **_made(target))
-    with made as learner:
-        step = COMPILED[what](model, optimizer, learner)
+    with learner:
         for _ in range(6):
             step()
     assert learner.failure is None
@@ -107,41 +88,28 @@ def test_a_step_that_a_graph_captures_is_refused(target: str, monkeypatch: pytes
     """Replays of the graph call no hook."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
+    trainee = Trainee(target)
     with pytest.raises(RuntimeError, match=r"call its step\(\) after each replay"):
-        optimizer.step()
-    learner.close()
+        trainee.step()
+    trainee.learner.close()
 
 
 def test_an_optimizer_that_keeps_nan_is_named_and_training_goes_on_once_it_is_reset(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as learner, heard_logs() as logs:
-        (model(torch.randn(8, 4)).square().mean() * float("nan")).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    trainee = Trainee(target, torch.optim.AdamW)
+    learner = trainee.learner
+    with learner, heard_logs() as logs:
+        trainee.step(float("nan"))
         # While the weights are not finite the next step would bring NaN back into the state.
-        while "optimizer.state.clear()" not in str(learner.stats.problem) or not model.weight.isfinite().all():
-            _step(model, optimizer)
-        optimizer.state.clear()
+        while "optimizer.state.clear()" not in str(learner.stats.problem) or not trainee.model.weight.isfinite().all():
+            trainee.step()
+        trainee.optimizer.state.clear()
         while not learner.stats.deltas_merged:
-            _step(model, optimizer)
+            trainee.step()
     assert learner.stats.problem is None
     assert learner.failure is None
     (told,) = [line for line in logs if line.get("cause") == "not finite"]
     assert "optimizer.state.clear()" in told["because"]
     assert learner.stats.causes == {"not finite": learner.stats.deltas_dropped}
-
-
-def test_an_optimizer_is_found_inside_its_wrappers(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped: Any = SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer))
-    with attach(model, wrapped, tokens_per_step=1, **_made(target)) as learner:
-        _step(model, optimizer)
-    assert learner.stats.step_count == 1
 
 
 def test_an_optimizer_of_another_model_is_refused_before_anything_is_sent() -> None:
@@ -151,53 +119,34 @@ def test_an_optimizer_of_another_model_is_refused_before_anything_is_sent() -> N
 
 
 def test_after_leaving_the_optimizer_is_free_for_another_learner(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = attach(model, optimizer, tokens_per_step=1, **_made(target))
-    _step(model, optimizer)
-    work = first.leave()
+    trainee = Trainee(target)
+    trainee.step()
+    work = trainee.learner.leave()
     assert work
-    assert first.leave() == work
-    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as second:
-        _step(model, optimizer)
-    assert (first.stats.step_count, second.stats.step_count) == (1, 1)
+    with trainee.attach("us") as second:
+        trainee.step()
+    assert (trainee.learner.stats.step_count, second.stats.step_count) == (1, 1)
 
 
 @pytest.mark.parametrize(("learner_id", "loads"), [("us", False), ("eu", False), ("us", True)])
 def test_attaching_again_has_the_models_earlier_learner_leave(target: str, learner_id: str, *, loads: bool) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = attach(model, optimizer, tokens_per_step=1, **_made(target))
-    _step(model, optimizer)
+    trainee = Trainee(target)
+    first = trainee.learner
+    trainee.step()
     if loads:
-        model.load_state_dict(nn.Linear(4, 4).state_dict())
-    with attach(model, optimizer, tokens_per_step=1, **_made(target, learner_id)) as second:
+        trainee.model.load_state_dict(nn.Linear(4, 4).state_dict())
+    with trainee.attach(learner_id) as second:
         assert first.stats.unsent_step_count == int(loads), "steps of weights that are gone are not sent"
-        _step(model, optimizer)
+        trainee.step()
     assert (first.stats.step_count, second.stats.step_count) == (1, 1)
     assert (second.failure, second.stats.unsent_step_count) == (None, 0)
 
 
-def test_loaded_weights_may_be_taken_back_by_copying(target: str) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with attach(model, optimizer, tokens_per_step=1, **_made(target)) as learner:
-        for _ in range(3):
-            own = [parameter.detach().clone() for parameter in model.parameters()]
-            model.load_state_dict(nn.Linear(4, 4).state_dict())
-            with torch.no_grad():
-                torch._foreach_copy_([*model.parameters()], own)
-            _step(model, optimizer)
-    assert (learner.failure, learner.stats.unsent_step_count) == (None, 0)
-
-
 def test_leaving_can_end_with_the_runs_weights_bit_for_bit(target: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
+    trainee = Trainee(target)
+    model, learner = trainee.model, trainee.learner
     for _ in range(5):
-        _step(model, optimizer)
+        trainee.step()
     own = model.weight.detach().clone()
     assert learner.leave(60.0, load_merged=True)
     assert learner.stats.deltas_merged == learner.stats.deltas_acknowledged > 0
@@ -213,15 +162,13 @@ def test_leaving_can_end_with_the_runs_weights_bit_for_bit(target: str) -> None:
 
 
 def test_work_that_was_not_merged_stays_in_the_model() -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with syncer() as target:
-        learner = attach(model, optimizer, tokens_per_step=1, **_made(target))
-    _step(model, optimizer)
-    own = model.weight.detach().clone()
-    assert not learner.leave(0.2, load_merged=True)
-    assert torch.equal(own, model.weight)
-    assert not np.array_equal(learner.merged_weights()["weight"], own.numpy())
+        trainee = Trainee(target)
+    trainee.step()
+    own = trainee.model.weight.detach().clone()
+    assert not trainee.learner.leave(0.2, load_merged=True)
+    assert torch.equal(own, trainee.model.weight)
+    assert not np.array_equal(trainee.learner.merged_weights()["weight"], own.numpy())
 
 
 def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
@@ -236,19 +183,6 @@ def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
             "skerry: created the run run=gpt learner=us version=0 others=0",
             "skerry: joined the run run=gpt learner=eu version=0 others=1",
         ]
-
-
-@pytest.mark.long
-def test_a_start_that_compiles_kernels_says_why_it_is_quiet(target: str, tmp_path: Path) -> None:
-    script = """
-import sys, numpy as np
-from skerry import ArrayLearner
-ArrayLearner({"w": np.zeros(2**16, np.float32)}, target=sys.argv[1], run="fit", learner_id="us", create=True).close()
-"""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", script, target]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stderr.count("loading kernels") == 1
 
 
 FORGETFUL = """

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry import MergeRule, OuterOptimizer, OuterSchedule, errors
-from skerry.errors import error_of, is_transient
+from skerry import MergeRule, OuterOptimizer, OuterSchedule
+from skerry.errors import is_transient
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
 from skerry.exchange.session import Calls
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
-from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
@@ -27,7 +26,6 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import runs_pb2
 from skerry.wire import Codec, Encoding
 from tests.support.faulty_transport import Faults, FaultyTransport
-from tests.support.http_proxy import HttpProxy
 from tests.support.quadratic import QUICK, Quadratic
 
 SETTINGS = ExchangeSettings(run="fit", learner_id="a", create=True, policy=QUICK)
@@ -60,19 +58,18 @@ class World:
     async def merged_delta_ids(self) -> list[str]:
         """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
         close = runs_pb2.CloseRunRequest(name="fit")
-        run = (await self.transport.ask(lambda at: at.runs.CloseRun(close, timeout=20))).run
+        run = (await self.transport.ask(lambda connection: connection.runs.CloseRun(close, timeout=20))).run
         merged = []
         for fragment in run.fragments:
             page = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
-            merged += await self._merged_into(page)
+            answer = await self.transport.ask(
+                lambda connection, page=page: connection.runs.ListVersions(page, timeout=20)
+            )
+            merged += [fate.delta_id for record in answer.versions for fate in record.merged]
         # An answer may still be on its way; no delta may be counted that the log has not.
         await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
         assert self.exchange.stats.deltas_acknowledged == len(merged)
         return merged
-
-    async def _merged_into(self, page: runs_pb2.ListVersionsRequest) -> list[str]:
-        response = await self.transport.ask(lambda at: at.runs.ListVersions(page, timeout=20))
-        return [fate.delta_id for record in response.versions for fate in record.merged]
 
 
 @asynccontextmanager
@@ -112,56 +109,6 @@ async def test_over_a_bad_link_every_delta_is_merged_once_and_every_version_adop
         assert len(world.transport.delta_ids) > len(set(world.transport.delta_ids))
 
 
-@pytest.mark.parametrize("status", [401, 404, 502])
-async def test_a_page_of_a_proxy_returns_no_work(target: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy, direct = HttpProxy(target), GrpcTransport(target)
-    async with proxy.listening(), training(f"127.0.0.1:{proxy.port}", Faults()) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
-        push = world.transport.push_delta
-
-        async def unanswered(requests: Any) -> Any:
-            monkeypatch.setattr(world.transport, "push_delta", push)
-            proxy.answer(status)  # before the effect, so that no event acknowledges the delta
-            await direct.push_delta(requests)
-            raise error_of("UNREACHABLE", "answer was lost")
-
-        monkeypatch.setattr(world.transport, "push_delta", unanswered)
-        await world.train_until(lambda: proxy.answered_count >= 5)
-        proxy.answer(None)
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 12)
-        assert world.exchange.stats.deltas_returned == 0
-        assert await world.merged_delta_ids()
-    await direct.close()
-
-
-async def test_a_learner_whose_run_was_closed_knows_its_last_fates_though_no_event_told_them(target: str) -> None:
-    async with training(target, Faults(attach_cuts=[0] * 10_000)) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_acknowledged >= 3)
-        await world.transport.ask(lambda at: at.runs.CloseRun(runs_pb2.CloseRunRequest(name="fit"), timeout=20))
-        await world.train_until(lambda: world.exchange.stats.is_closed and world.exchange.is_flushed)
-        await world.train_until(lambda: not world.exchange.stats.is_attached)
-        assert world.exchange.stats.failure is None
-        stats = world.exchange.stats
-        assert stats.deltas_merged + stats.deltas_returned == stats.deltas_acknowledged
-
-
-async def test_a_learner_whose_store_lost_what_it_saw_asks_again_later_and_goes_on(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It trains on alone meanwhile, and keeps the delta that it was sending."""
-    monkeypatch.setattr(errors, "_LOST_STORE_WAIT_S", 0.2)
-    faults = Faults(attach_cuts=[2])
-    async with training(target, faults) as world:
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= 3)
-        faults.lost_store_calls = 12
-        await world.train_until(lambda: faults.lost_store_calls == 0)
-        before = world.exchange.stats.deltas_merged
-        await world.train_until(lambda: world.exchange.stats.deltas_merged >= before + 6)
-        assert world.exchange.stats.failure is None
-        merged = await world.merged_delta_ids()
-        assert len(set(merged)) == len(merged)
-
-
 @pytest.mark.parametrize("codec", [Codec.FLOAT32, Codec.INT4])
 async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(target: str, codec: Codec) -> None:
     """Each version is then the last minus the learner's own delta, so what rebase adds must come to nothing."""
@@ -179,29 +126,18 @@ async def test_with_plain_averaging_a_lone_learner_trains_as_if_it_were_alone(ta
 
 
 @pytest.mark.parametrize("error", [TypeError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])
-@pytest.mark.parametrize(
-    ("part", "method"),
-    [
-        ("transport", "attach"),
-        ("transport", "push_delta"),
-        ("workers", "run"),
-        ("parameters", "add"),
-    ],
-)
+@pytest.mark.parametrize("place", ["transport.attach", "transport.push_delta", "workers.run", "parameters.add"])
 async def test_no_defect_ends_the_exchange_silently(
-    target: str, part: str, method: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    target: str, place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    async with training(target, Faults(attach_cuts=[0] * 1000 if method == "attach" else [])) as world:
+    async with training(target, Faults(attach_cuts=[0] * 1000 if place == "transport.attach" else [])) as world:
         await world.train_until(lambda: world.exchange.stats.deltas_merged >= 2)
+        part, method = place.split(".")
         monkeypatch.setattr(getattr(world, part), method, fail)
         await world.train_until(lambda: world.exchange.stats.failure is not None)
-        failure = world.exchange.stats.failure
-        assert failure is not None
-        assert failure.reason == "DEFECT"
-        assert "a defect" in str(failure) or "as if it had been cancelled" in str(failure)
-        assert world.exchange.stats.problem is failure
+        assert getattr(world.exchange.stats.failure, "reason", "") == "DEFECT"
         assert not world.exchange.stats.is_attached
         world.exchange.step(8)  # training goes on

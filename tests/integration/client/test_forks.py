@@ -48,103 +48,109 @@ def check_end(pid, status):
 
 def nothing():
     pass
-
-child = None
 """
 
 
-def _end_of(program: str, target: str, folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Runs a program whose learner is `learner`; no child of it may say anything on standard error."""
+def assert_silent(program: str, target: str, folder: Path) -> None:
+    """Runs a program whose learner is `learner`; neither it nor a child of it may fail or say anything."""
     command = [sys.executable, "-c", _LEARNER + program, target]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]  # the options are of `run`
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    complaints = [line for line in ended.stderr.splitlines() if not line.startswith("skerry: ")]
+    assert (ended.returncode, complaints) == (0, [])
 
 
-def _said(ended: subprocess.CompletedProcess[str]) -> list[str]:
-    """Returns what a program said on standard error, except that its learner has attached."""
-    return [line for line in ended.stderr.splitlines() if not line.startswith("skerry: ")]
-
-
-def _merged(target: str) -> float:
+def _merged(target: str, shape: tuple[int, ...] = (4,), name: str = "w") -> float:
     """Returns how many steps the run has, by which every element of its array has grown."""
-    array = np.zeros(4, np.float32)
-    with ArrayLearner({"w": array}, target=target, run="fit", learner_id="observer"):
-        assert len(set(array.tolist())) == 1
-        return float(array[0])
+    array = np.zeros(shape, np.float32)
+    with ArrayLearner({name: array}, target=target, run="fit", learner_id="observer"):
+        (count,) = set(array.ravel().tolist())
+        return float(count)
 
 
-@pytest.mark.parametrize(
-    "fork",
-    [
-        "child = multiprocessing.get_context('fork').Process(target=nothing); child.start(); child.join()",
-        "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]",
-        "assert subprocess.run(['true'], preexec_fn=nothing).returncode == 0",
-        "check_end(os.posix_spawn('/bin/true', ['true'], {}), 0)",
-        "check_end(os.fork() or sys.exit(7), 7)",
-    ],
-    ids=["process", "pool", "preexec_fn", "posix_spawn", "fork"],
-)
-def test_training_goes_on_while_children_come_and_go(fork: str, target: str, tmp_path: Path) -> None:
-    program = f"""
+def test_training_goes_on_while_children_come_and_go(target: str, tmp_path: Path) -> None:
+    program = """
+context = multiprocessing.get_context("fork")
+
+def fork_process():
+    child = context.Process(target=nothing)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+def fork_pool():
+    with context.Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+
 with learn() as learner:
     leave_on_signal(learner)  # which no child may take for its own
-    for _ in range(20):
+    for _ in range(8):
         step()
-        {fork}
-        assert multiprocessing.active_children() == [] and (not child or child.exitcode == 0)
+        fork_process()
+        fork_pool()
+        assert subprocess.run(["true"], preexec_fn=nothing).returncode == 0
+        check_end(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        check_end(os.fork() or sys.exit(7), 7)
     assert learner.leave(30, load_merged=True)
 """
-    ended = _end_of(program, target, tmp_path)
-    assert (ended.returncode, _said(ended)) == (0, [])
-    assert _merged(target) == 20
+    assert_silent(program, target, tmp_path)
+    assert _merged(target) == 8
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        "sys.exit(7)",
-        "learner.close(); sys.exit(7)",
-        "refused(lambda: learner.leave(load_merged=True))",
-        "learner.leave_soon(); sys.exit(7)",
-        "learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_step_count; sys.exit(7)",
-        "del learner; gc.collect(); sys.exit(7)",
-        "refused(lambda: learner.step(tokens=1))",
-        "refused(lambda: learner.flush(10))",
-        "refused(learner.state_dict)",
-        "refused(lambda: learner.load_state_dict({}))",
-        "refused(lambda: learner.count_from(1, 1))",
-        "refused(learner.merged_weights)",
-        "refused(client.list_runs)",
-        "refused(lambda: learn('eu'))",
-        "refused(lambda: RunsClient(target))",
-        "client.close(); sys.exit(7)",
-        "refused(lambda: next(client.watch('fit')))",
-        "events.close(); sys.exit(7)",
-    ],
-)
-def test_a_forked_child_is_not_the_learner(act: str, target: str, tmp_path: Path) -> None:
-    # The child says how it ended by its status, also where all that is open is closed and destroyed on its way out.
-    program = f"""
+def test_a_forked_child_is_not_the_learner(target: str, tmp_path: Path) -> None:
+    # A child says how it ended by its status, also where all that is open is closed and destroyed on its way out.
+    program = """
+def delete_learner():
+    global learner
+    del learner
+    gc.collect()
+
 def refused(call):
     try:
         call()
     except SkerryError as error:
-        sys.exit(7 if error.reason == "FORKED" and "\\n" not in str(error) else 8)
+        assert error.reason == "FORKED" and "\\n" not in str(error)
+    else:
+        sys.exit(8)
 
 with RunsClient(target) as client, learn() as learner:
     step()
     client.list_runs()
     events = client.watch("fit")
     next(events)
-    pid = os.fork()
-    if pid == 0:
-        {act}
-    check_end(pid, 7)
+    quiet = (
+        nothing,
+        learner.close,
+        learner.leave_soon,
+        lambda: (learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_step_count),
+        delete_learner,
+        client.close,
+        events.close,
+    )
+    loud = (
+        lambda: learner.leave(load_merged=True),
+        lambda: learner.step(tokens=1),
+        lambda: learner.flush(10),
+        learner.state_dict,
+        lambda: learner.load_state_dict({}),
+        lambda: learner.count_from(1, 1),
+        learner.merged_weights,
+        client.list_runs,
+        lambda: learn("eu"),
+        lambda: RunsClient(target),
+        lambda: next(client.watch("fit")),
+    )
+    acts = [*quiet, *(lambda call=call: refused(call) for call in loud)]
+    for act in acts:
+        pid = os.fork()
+        if pid == 0:
+            act()
+            sys.exit(7)
+        check_end(pid, 7)
     step()
     assert learner.stats.is_attached
     assert learner.leave(30, load_merged=True)
 """
-    ended = _end_of(program, target, tmp_path)
-    assert (ended.returncode, _said(ended)) == (0, [])
+    assert_silent(program, target, tmp_path)
     assert _merged(target) == 2
 
 
@@ -158,8 +164,7 @@ if pid == 0:
     sys.exit(7)
 check_end(pid, 7)
 """
-    ended = _end_of(program, target, tmp_path)
-    assert (ended.returncode, _said(ended)) == (0, [])
+    assert_silent(program, target, tmp_path)
     assert _merged(target) == 1
 
 
@@ -194,8 +199,7 @@ with learn() as learner:
     step()
     assert learner.leave(30, load_merged=True)
 """
-    ended = _end_of(program, target, tmp_path)
-    assert (ended.returncode, _said(ended)) == (0, [])
+    assert_silent(program, target, tmp_path)
     assert _merged(target) == 2
 
 
@@ -215,25 +219,18 @@ def train(loader):
 """
 
 
-@pytest.mark.parametrize("options", ["", "persistent_workers=True, pin_memory=torch.cuda.is_available()"])
-def test_a_loader_with_workers_is_iterated_in_every_epoch(options: str, target: str, tmp_path: Path) -> None:
-    program = f"""
-loader = torch.utils.data.DataLoader(torch.zeros(16, 4), batch_size=4, num_workers=2, {options})
+def test_a_loader_with_workers_is_iterated_in_every_epoch(target: str, tmp_path: Path) -> None:
+    program = """
 with attach(model, optimizer, tokens_per_step=4, **run) as learner:
-    for epoch in range(8):
-        train(loader)
+    for options in ({}, {"persistent_workers": True, "pin_memory": torch.cuda.is_available()}):
+        loader = torch.utils.data.DataLoader(torch.zeros(16, 4), batch_size=4, num_workers=2, **options)
+        for epoch in range(4):
+            train(loader)
     assert learner.stats.step_count == 32
     assert learner.leave(30, load_merged=True)
 """
-    ended = _end_of(_LOADER + program, target, tmp_path)
-    assert (ended.returncode, _said(ended)) == (0, [])
-    assert _merged_weight(target) == 32
-
-
-def _merged_weight(target: str) -> float:
-    array = np.zeros((1, 4), np.float32)
-    with ArrayLearner({"weight": array}, target=target, run="fit", learner_id="observer"):
-        return float(array[0, 0])
+    assert_silent(_LOADER + program, target, tmp_path)
+    assert _merged(target, (1, 4), "weight") == 32
 
 
 def test_a_signal_to_the_whole_group_costs_no_step_though_it_ends_the_loaders_workers(
@@ -258,28 +255,17 @@ with attach(model, optimizer, tokens_per_step=4, **run) as learner:
         rest, _ = process.communicate(timeout=60)
     step_count, unsent_step_count = map(int, rest.split())
     assert unsent_step_count == 0
-    assert _merged_weight(target) == step_count
+    assert _merged(target, (1, 4), "weight") == step_count
 
 
 @pytest.mark.parametrize(
-    ("first", "given", "kept", "says"),
-    [
-        ("", None, "0", False),
-        ("", "1", "1", False),
-        ("import grpc", None, "0", True),
-        ("import grpc", "0", "0", False),
-        ("import grpc", "1", "1", False),
-    ],
+    ("first", "setting", "says"), [("", "", False), ("import grpc", "", True), ("import grpc", "1", False)]
 )
-def test_grpc_leaves_forks_alone_unless_it_is_told_or_was_imported_before(
-    first: str, given: str | None, kept: str, says: bool
-) -> None:
+def test_grpc_leaves_forks_alone_unless_it_is_told_or_was_imported_before(first: str, setting: str, says: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    environment |= {} if given is None else {"GRPC_ENABLE_FORK_SUPPORT": given}
+    environment |= {"GRPC_ENABLE_FORK_SUPPORT": setting} if setting else {}
     program = f"{first}\nimport os, skerry; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout == f"{kept}\n"
-    assert len(ended.stderr.splitlines()) == says
-    assert ("GRPC_ENABLE_FORK_SUPPORT=0" in ended.stderr) == says
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == (setting or "0")
+    assert ("GRPC_ENABLE_FORK_SUPPORT=0" in ended.stderr) == bool(ended.stderr) == says

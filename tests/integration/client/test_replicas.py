@@ -8,22 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from unittest.mock import patch
+from typing import Final
 
 import numpy as np
 import pytest
 
-from skerry import ArrayLearner, Policy, RunsClient, SkerryError, array_learner
+from skerry import ArrayLearner, Policy, RunsClient
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
-from skerry.net.replicas import Connection
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
 from tests.support.audit import check_fates, final_state
@@ -33,12 +28,21 @@ from tests.support.serve_process import ServeProcess
 from tests.support.tcp_link import Link
 
 # Nothing expires, so that every step ends in a merge.
-POLICY = Policy(inner_step_count=8, lease_term_s=2.0, quarantine_ratio=0.0, max_staleness=10_000)
+POLICY: Final = Policy(inner_step_count=8, lease_term_s=2.0, quarantine_ratio=0.0, max_staleness=10_000)
 # Long for a client that has noticed; one that had to be told by keep-alive would need 50 s.
-FAIL_OVER_S = 5.0
+FAIL_OVER_S: Final = 5.0
+# From the hang of a replica to the next acknowledgement by another.
+HANG_S: Final = 10.0
 # Within which a client connects again to a replica that is back.
-RECONNECT_S = 2.5
-ASK = capabilities_pb2.GetCapabilitiesRequest()
+RECONNECT_S: Final = 2.5
+ASK: Final = capabilities_pb2.GetCapabilitiesRequest()
+
+
+def wait_until(is_over: Callable[[], bool], within_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not is_over():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 class TwoReplicas:
@@ -47,33 +51,29 @@ class TwoReplicas:
     def __init__(self, folder: Path) -> None:
         self.store_url = (folder / "store").as_uri()
         self.thread = LoopThread("replicas")
-        folders = [folder / name for name in ("a", "b")]
-        for each in folders:
-            each.mkdir()
-        self.processes = [ServeProcess(self.store_url, each) for each in folders]
-        for process in self.processes:
-            self.thread.run(process.start())
-        self.links = [Link(process.port) for process in self.processes]
-        for link in self.links:
-            self.thread.run(link.open(0))
-
-    @property
-    def relayed(self) -> str:
-        """The addresses of both links, through which all bytes pass."""
-        return ",".join(f"127.0.0.1:{link.port}" for link in self.links)
+        self.processes: list[ServeProcess] = []
+        self.links: list[Link] = []
+        for name in ("a", "b"):
+            (folder / name).mkdir()
+            self.processes.append(ServeProcess(self.store_url, folder / name))
+            self.thread.run(self.processes[-1].start())
+            self.links.append(Link(self.processes[-1].port))
+            self.thread.run(self.links[-1].open(0))
 
     @property
     def target(self) -> str:
         """Both addresses."""
         return ",".join(f"127.0.0.1:{process.port}" for process in self.processes)
 
-    def kill(self, at: int) -> None:
-        """Kills one with SIGKILL."""
-        self.thread.run(self.processes[at].kill())
+    @property
+    def relayed(self) -> str:
+        """The addresses of both links, through which all bytes pass."""
+        return ",".join(f"127.0.0.1:{link.port}" for link in self.links)
 
-    def hang(self, at: int, how: str) -> None:
-        """Has one hang: its process or its event loop stands still, or nothing passes its link, or its connections."""
-        process, link = self.processes[at], self.links[at]
+    @contextmanager
+    def hanging(self, number: int, how: str) -> Iterator[None]:
+        """Has one hang: its process or its event loop stands still, or nothing passes its link."""
+        process, link = self.processes[number], self.links[number]
         hangs = {
             "stopped": process.stop_running,
             "stuck": process.block_loop,
@@ -81,14 +81,20 @@ class TwoReplicas:
             "half-open": link.freeze,
         }
         self.thread.call(hangs[how])
+        yield
+        self.thread.call(link.heal)
+        self.thread.call(process.go_on)
+        if how == "stuck":
+            self.kill(number)
+            self.start(number)
 
-    def go_on(self, at: int) -> None:
-        """Has one that was stopped go on."""
-        self.thread.call(self.processes[at].go_on)
+    def kill(self, number: int) -> None:
+        """Kills one with SIGKILL."""
+        self.thread.run(self.processes[number].kill())
 
-    def start(self, at: int) -> None:
+    def start(self, number: int) -> None:
         """Starts it again, on its port."""
-        self.thread.run(self.processes[at].start())
+        self.thread.run(self.processes[number].start())
 
     def close(self) -> None:
         """Ends both."""
@@ -101,23 +107,21 @@ class TwoReplicas:
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[TwoReplicas]:
-    found = TwoReplicas(tmp_path)
-    try:
-        yield found
-    finally:
-        found.close()
+    pair = TwoReplicas(tmp_path)
+    yield pair
+    pair.close()
 
 
 class Trainer:
     """A learner that trains on a thread of its own, and notes how long it was detached at a time."""
 
-    def __init__(self, target: str, name: str, seed: int, *, pause_s: float = 0.0, policy: Policy = POLICY) -> None:
+    def __init__(self, target: str, name: str, seed: int, *, pause_s: float = 0.0) -> None:
         self._problem = Quadratic(seed)
         self._pause_s = pause_s
         self._stop = threading.Event()
         self.longest_detached_s = 0.0
         self.learner = ArrayLearner(
-            self._problem.arrays, target=target, run="fit", learner_id=name, create=True, policy=policy
+            self._problem.arrays, target=target, run="fit", learner_id=name, create=True, policy=POLICY
         )
         self._thread = threading.Thread(target=self._train, name=name)
         self._thread.start()
@@ -132,12 +136,10 @@ class Trainer:
             if self.learner.stats.is_attached:
                 attached_at_s = now_s
 
-    def until_merged(self, more: int) -> None:
+    def until_merged(self, more: int, within_s: float = 60.0) -> None:
         """Returns once so many more of its deltas are merged."""
-        wanted, deadline_s = self.learner.stats.deltas_merged + more, time.monotonic() + 60
-        while self.learner.stats.deltas_merged < wanted:
-            assert time.monotonic() < deadline_s, self.learner.stats
-            time.sleep(0.02)
+        wanted = self.learner.stats.deltas_merged + more
+        wait_until(lambda: self.learner.stats.deltas_merged >= wanted, within_s)
 
     def give_up(self) -> None:
         """Ends the training, whatever is unsent."""
@@ -161,11 +163,11 @@ def test_killing_either_replica_under_load_costs_no_learner_a_step(replicas: Two
     try:
         for each in learners.values():
             each.until_merged(2)
-        for at in (0, 1, 0):
-            replicas.kill(at)
+        for number in (0, 1, 0):
+            replicas.kill(number)
             for each in learners.values():
                 each.until_merged(3)
-            replicas.start(at)
+            replicas.start(number)
     finally:
         step_counts = {name: each.stop() for name, each in learners.items()}
     with RunsClient(replicas.target) as client:
@@ -178,199 +180,26 @@ def test_killing_either_replica_under_load_costs_no_learner_a_step(replicas: Two
         if delta.fate is Fate.MERGED and delta.item.learner in merged:
             merged[delta.item.learner][delta.item.fragment] += delta.item.step_count
     assert merged == {name: dict.fromkeys(state.fragments, count) for name, count in step_counts.items()}
-    detached_s = {name: round(each.longest_detached_s, 3) for name, each in learners.items()}
-    print(f"longest time without an attached stream: {detached_s}")
-    assert max(detached_s.values()) < FAIL_OVER_S
+    assert max(each.longest_detached_s for each in learners.values()) < FAIL_OVER_S
 
 
-def test_a_command_does_not_notice_that_one_of_the_replicas_is_dead(replicas: TwoReplicas) -> None:
-    with RunsClient(replicas.target) as client:
-        client.create_run("fit", {"bias": np.zeros(4, np.float32)})
-        for dead in (0, 1):
-            replicas.kill(dead)
-            for _ in range(3):
-                assert [run.name for run in client.list_runs()] == ["fit"]
-            with RunsClient(replicas.target) as late:
-                assert late.get_run("fit").run.name == "fit"
-            replicas.start(dead)
-
-
-# From the hang of a replica to the next acknowledgement by another: what a learner may notice of it.
-HANG_S = 10.0
-_CALLED: ContextVar[str] = ContextVar("the replica that the call at hand goes to")
-
-
-class Stage(NamedTuple):
-    """A moment in a call: so many of its messages have been sent, or received; as it begins none were sent."""
-
-    method: str
-    sent_count: int | None = None
-    received_count: int | None = None
-
-
-class StagedTransport(GrpcTransport):
-    """The product's transport; tells which replica a call goes to when one comes to the stage."""
-
-    def __init__(self, *given: Any, stage: Stage, reach: Callable[[str], None], **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._stage, self._on_reach = stage, reach
-
-    def _called(self, connection: Connection, open_call: Callable[[Any], Any], **options: Any) -> Any:
-        return super()._called(connection, lambda connection: open_call(self._watched(connection)), **options)
-
-    def _watched(self, connection: Connection) -> Any:
-        def begin(method: str) -> None:
-            _CALLED.set(connection.replica.name)
-            self._reach(method, sent_count=0)
-
-        return Watched(connection, begin)
-
-    def _reach(self, method: str, **counts: int) -> None:
-        if Stage(method, **counts) == self._stage:
-            self._on_reach(_CALLED.get())
-
-    async def _sending(self, method: str, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        count = 0
-        async for request in requests:
-            yield request
-            count += 1
-            self._reach(method, sent_count=count)
-
-    async def _receiving(self, method: str, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        async with aclosing(responses):
-            count = 0
-            async for response in responses:
-                yield response
-                count += 1
-                self._reach(method, received_count=count)
-
-    def attach(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        """Attaches."""
-        return self._receiving("Attach", super().attach(self._sending("Attach", requests)))
-
-    def pull_fragment(self, request: Any) -> AsyncGenerator[Any, None]:
-        """Downloads."""
-        return self._receiving("PullFragment", super().pull_fragment(request))
-
-    async def push_delta(self, requests: AsyncIterator[Any]) -> Any:
-        """Pushes."""
-        answer = await super().push_delta(self._sending("PushDelta", requests))
-        self._reach("PushDelta", received_count=1)
-        return answer
-
-
-class Watched:
-    """An object whose methods that are RPCs are told of as they begin, however deep inside they are."""
-
-    def __init__(self, watched: Any, begin: Callable[[str], None]) -> None:
-        self._watched, self._begin = watched, begin
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._watched, name)
-        if not name[0].isupper():
-            return Watched(value, self._begin)
-
-        def call(*given: Any, **options: Any) -> Any:
-            self._begin(name)
-            return value(*given, **options)
-
-        return call
-
-
-class Hanging:
-    """Has the replica hang to which a call goes that comes to a stage, once it is armed; the first such call only."""
-
-    def __init__(self, replicas: TwoReplicas, how: str, target: str) -> None:
-        self._replicas, self._how = replicas, how
-        self._names = target.split(",")
-        self.is_armed = False
-        self.at_s: float | None = None
-
-    def __call__(self, name: str) -> None:
-        """Takes note that a call to a replica has come to the stage."""
-        if self.is_armed and self.at_s is None:
-            self.at_s = time.monotonic()
-            self._replicas.hang(self._names.index(name), self._how)
-
-    def until(self, is_over: Callable[[], bool]) -> float:
-        """Returns the seconds from the hang until something holds."""
-        deadline_s = time.monotonic() + 90
-        while self.at_s is None or not is_over():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        return time.monotonic() - self.at_s
-
-
-@contextmanager
-def staged(replicas: TwoReplicas, target: str, stage: Stage, how: str) -> Iterator[Hanging]:
-    """Has a replica hang when a call of a learner that is made inside the context comes to the stage."""
-    hanging = Hanging(replicas, how, target)
-    with patch.object(array_learner, "GrpcTransport", partial(StagedTransport, stage=stage, reach=hanging)):
-        yield hanging
-
-
-# A push of this model sends a header, a part, its bytes, its end, and the end of the push.
-TRAINING: Final = {
-    "push begins": Stage("PushDelta", sent_count=0),
-    "push in a part": Stage("PushDelta", sent_count=3),
-    "push before its end": Stage("PushDelta", sent_count=4),
-    "push before its answer": Stage("PushDelta", sent_count=5),
-    "merge": Stage("PushDelta", received_count=1),
-    "download begins": Stage("PullFragment", sent_count=0),
-    "download before its bytes": Stage("PullFragment", received_count=1),
-    "report": Stage("Attach", sent_count=3),
-}
-JOINING: Final = ("GetCapabilities", "GetRun", "CreateRun", "PushDelta", "CommitRun", "PullFragment", "Attach")
-
-
-@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("stage", "how"),
-    [
-        *((stage, "stopped") for stage in TRAINING),
-        *((stage, how) for stage in ("push before its answer", "report") for how in ("stuck", "swallowed")),
-    ],
+    "how", ["stopped", *(pytest.param(how, marks=pytest.mark.long) for how in ("stuck", "swallowed"))]
 )
-def test_a_replica_that_hangs_delays_acknowledgements_by_seconds(replicas: TwoReplicas, stage: str, how: str) -> None:
+def test_a_replica_that_hangs_delays_those_who_train_and_who_join_by_seconds(replicas: TwoReplicas, how: str) -> None:
     target = replicas.relayed if how == "swallowed" else replicas.target
-    with staged(replicas, target, TRAINING[stage], how) as hanging:
-        trainer = Trainer(target, "us", 0, pause_s=0.02, policy=replace(POLICY, lease_term_s=Policy().lease_term_s))
+    trainer = Trainer(target, "us", 0, pause_s=0.02)
+    for number in range(2):
         trainer.until_merged(2)
-        hanging.is_armed = True
-        hanging.until(lambda: True)
-        before = trainer.learner.stats.deltas_acknowledged
-        waited_s = hanging.until(lambda: trainer.learner.stats.deltas_acknowledged > before + 1)
-        trainer.stop()
-    print(f"{stage}, {how}: {waited_s:.1f} s to the next acknowledgement but one")
-    assert waited_s < HANG_S
-
-
-@pytest.mark.long
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("method", JOINING)
-def test_a_replica_that_hangs_delays_a_learner_that_joins_by_seconds(replicas: TwoReplicas, method: str) -> None:
-    with staged(replicas, replicas.target, Stage(method, sent_count=0), "stopped") as hanging:
-        hanging.is_armed = True
-        with ArrayLearner(
-            Quadratic().arrays, target=replicas.target, run="fit", learner_id="us", create=True, policy=POLICY
-        ) as learner:
-            waited_s = hanging.until(lambda: learner.stats.is_attached)
-    print(f"{method}: {waited_s:.1f} s")
-    assert waited_s < HANG_S
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("how", ["stopped", pytest.param("stuck", marks=pytest.mark.long)])
-def test_an_idle_learner_attaches_to_another_replica_when_its_own_hangs(replicas: TwoReplicas, how: str) -> None:
-    with staged(replicas, replicas.target, Stage("Attach", received_count=1), how) as hanging:
-        hanging.is_armed = True
-        with ArrayLearner(
-            Quadratic().arrays, target=replicas.target, run="fit", learner_id="us", create=True, policy=POLICY
-        ) as learner:
-            hanging.until(lambda: not learner.stats.is_attached)
-            waited_s = hanging.until(lambda: learner.stats.is_attached)
-    assert waited_s < HANG_S
+        with replicas.hanging(number, how):
+            acknowledged = trainer.learner.stats.deltas_acknowledged
+            wait_until(lambda: trainer.learner.stats.deltas_acknowledged > acknowledged + 1, HANG_S)  # noqa: B023 - waits here
+            began_s = time.monotonic()
+            Trainer(target, f"late-{number}", 1).stop()
+            assert time.monotonic() - began_s < HANG_S
+    trainer.stop()
+    assert trainer.longest_detached_s < HANG_S
 
 
 @pytest.mark.long
@@ -379,20 +208,15 @@ def test_a_learner_with_one_target_waits_while_that_hangs_and_takes_a_fresh_conn
     replicas: TwoReplicas,
 ) -> None:
     trainer = Trainer(replicas.relayed.split(",")[0], "us", 0, pause_s=0.02)
-    try:
-        trainer.until_merged(2)
-        replicas.hang(0, "stopped")
+    trainer.until_merged(2)
+    with replicas.hanging(0, "stopped"):
         time.sleep(HANG_S)
-        replicas.go_on(0)
-        trainer.until_merged(2)
-        assert trainer.longest_detached_s < 1.0
-        assert trainer.learner.stats.problem is None
-        replicas.hang(0, "half-open")
-        begun_s = time.monotonic()
-        trainer.until_merged(3)
-        assert time.monotonic() - begun_s < HANG_S
-    finally:
-        trainer.stop()
+    trainer.until_merged(2)
+    assert trainer.longest_detached_s < 1.0
+    assert trainer.learner.stats.problem is None
+    with replicas.hanging(0, "half-open"):
+        trainer.until_merged(3, HANG_S)
+    trainer.stop()
 
 
 @pytest.mark.long
@@ -409,57 +233,41 @@ def test_a_slow_link_is_not_taken_for_a_replica_that_hangs(replicas: TwoReplicas
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("is_another", [False, True])
-def test_a_learner_whose_run_vanishes_says_so_and_goes_on_when_it_is_back(tmp_path: Path, *, is_another: bool) -> None:
+def test_a_learner_whose_run_vanishes_goes_on_when_it_is_back_but_not_with_another_run(tmp_path: Path) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     thread, process = LoopThread("replica"), ServeProcess(store.as_uri(), tmp_path)
     thread.run(process.start())
     target = f"127.0.0.1:{process.port}"
     trainer = Trainer(target, "us", 0, pause_s=0.02)
+    learner = trainer.learner
 
-    def until(holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline_s, trainer.learner.stats
-            time.sleep(0.02)
+    def lose_store() -> None:
+        thread.run(process.kill())
+        store.rename(away)
+        thread.run(process.start())
+        wait_until(lambda: "store is mounted" in str(learner.stats.problem))
 
-    try:
-        with heard_logs() as logs:
-            trainer.until_merged(2)
-            thread.run(process.kill())
-            store.rename(away)
-            thread.run(process.start())
-            until(lambda: _reason(trainer.learner.stats.problem) == "RUN_NOT_FOUND")
-            assert "store is mounted" in str(trainer.learner.stats.problem)
-            step_count = trainer.learner.stats.step_count
-            until(lambda: trainer.learner.stats.step_count > step_count + 200)
-            assert not trainer.learner.stats.is_attached
-            assert _reason(trainer.learner.failure) == ""
-            if is_another:
-                with RunsClient(target) as client:
-                    client.create_run("fit", trainer.learner.merged_weights())
-                until(lambda: _reason(trainer.learner.failure) == "RUN_REPLACED")
-                return
-            thread.run(process.kill())
-            shutil.rmtree(store)
-            away.rename(store)
-            thread.run(process.start())
-            trainer.until_merged(3)
-            assert trainer.learner.stats.problem is None
-        said = [line for line in logs if line.get("reason") == "RUN_NOT_FOUND"]
-        assert len([line for line in said if "will be tried again" in line["event"]]) == 1
-        trainer.stop()
-        with RunsClient(target) as client:
-            run = client.close_run("fit")
-        check_fates(asyncio.run(final_state(process.store_url, "fit", run.uid)), set())
-    finally:
-        trainer.give_up()
-        thread.run(process.stop())
-        thread.close()
-
-
-def _reason(error: SkerryError | None) -> str:
-    return error.reason if error is not None else ""
+    with heard_logs() as logs:
+        trainer.until_merged(2)
+        lose_store()
+        step_count = learner.stats.step_count
+        wait_until(lambda: learner.stats.step_count > step_count + 200)
+        assert (learner.stats.is_attached, learner.failure) == (False, None)
+        thread.run(process.kill())
+        shutil.rmtree(store)
+        away.rename(store)
+        thread.run(process.start())
+        trainer.until_merged(3)
+        assert learner.stats.problem is None
+    told = [line for line in logs if line.get("reason") == "RUN_NOT_FOUND" and "tried again" in line["event"]]
+    assert len(told) == 1
+    lose_store()
+    with RunsClient(target) as client:
+        client.create_run("fit", learner.merged_weights())
+    wait_until(lambda: getattr(learner.failure, "reason", "") == "RUN_REPLACED")
+    trainer.give_up()
+    thread.run(process.stop())
+    thread.close()
 
 
 _ASKER = """
@@ -494,17 +302,15 @@ def test_of_a_name_with_several_addresses_any_that_lives_is_called(tmp_path: Pat
     try:
         with RunsClient(f"127.0.0.2:{first.port}") as client:
             client.create_run("fit", {"bias": np.zeros(4, np.float32)})
-        for dead, is_killed in ((None, False), (first, True), (second, True), (first, False)):
-            if dead is not None and is_killed:
+        for dead in (None, first, second):
+            if dead is not None:
                 thread.run(dead.kill())
-            elif dead is not None:
-                dead.stop_running()
             for _ in range(4):
                 asked_at_s = time.monotonic()
                 print(file=asker.stdin, flush=True)
                 assert asker.stdout.readline() == "fit\n"
-                assert dead is None or time.monotonic() - asked_at_s < (FAIL_OVER_S if is_killed else HANG_S)
-            if dead is not None and is_killed:
+                assert time.monotonic() - asked_at_s < FAIL_OVER_S
+            if dead is not None:
                 thread.run(dead.start())
                 time.sleep(RECONNECT_S)
     finally:
@@ -521,13 +327,13 @@ def test_calls_are_spread_over_the_healthy_replicas_and_a_draining_one_gets_none
         targets = dict(zip(transport._replicas, replicas.target.split(","), strict=True))
 
         async def until(wanted: set[str]) -> None:
-            """Returns once exactly the wanted ones answer; no call may fail."""
-            found: set[str] = set()
+            """Returns once exactly the wanted replicas answer; no call may fail."""
+            answering: set[str] = set()
             async with asyncio.timeout(20):
-                while found != wanted:
-                    asked = [await transport._replicas.next() for _ in range(6)]
-                    await asyncio.gather(*(one.capabilities.GetCapabilities(ASK, timeout=5) for one in asked))
-                    found = {targets[one.replica] for one in asked}
+                while answering != wanted:
+                    connections = [await transport._replicas.next() for _ in range(6)]
+                    await asyncio.gather(*(each.capabilities.GetCapabilities(ASK, timeout=5) for each in connections))
+                    answering = {targets[each.replica] for each in connections}
 
         await until(set(targets.values()))
         await asyncio.wrap_future(replicas.thread.start(_terminated(replicas.processes[0])))
@@ -540,12 +346,6 @@ def test_calls_are_spread_over_the_healthy_replicas_and_a_draining_one_gets_none
 async def _terminated(process: ServeProcess) -> None:
     process.terminate()
     assert await process.exit_status() == 0
-
-
-def test_without_any_replica_the_error_names_the_trouble() -> None:
-    with RunsClient("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(SkerryError) as caught:
-        client.list_runs()
-    assert caught.value.reason == "UNREACHABLE"
 
 
 def test_no_proxy_of_the_environment_is_used_for_this_machine(target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skerry import ArrayLearner, RefusedError, RunsClient, SkerryError, Tls, TryAgainError
+from skerry import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.tls import tls_for
-from skerry.runtime.clock import SystemClock
 from skerry.v1 import capabilities_pb2
-from skerry_syncer.access.deny_list import DenyList
 from tests.support.heard_logs import heard_logs
 from tests.support.made_keys import make_keys, replace_pair, tls_of
 from tests.support.quadratic import QUICK, Quadratic, train_until
@@ -42,34 +39,18 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The keys of another deployment."""
+    folder = tmp_path_factory.mktemp("others")
+    make_keys(folder, "--learner", "us")
+    return folder
+
+
+@pytest.fixture(scope="module")
 def secured(keys: Path) -> Iterator[str]:
     """Where a syncer with mutual TLS listens, for all tests."""
     with syncer(tls_of(keys, "a.example")) as target:
         yield target
-
-
-class Commands:
-    """`skerry` commands, run in a folder as a person would."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self._capsys, self._monkeypatch = capsys, monkeypatch
-        monkeypatch.chdir(folder)
-
-    def __call__(self, *words: str, status: int = 0, env: Mapping[str, str] | None = None) -> str:
-        """Returns what a command prints, which ends with that status."""
-        with self._monkeypatch.context() as patch:
-            for name, value in (env or {}).items():
-                patch.setenv(name, value)
-            ended = failures.run(cli, list(words))
-        printed = "".join(self._capsys.readouterr())
-        assert ended == status, printed
-        return printed
-
-
-@pytest.fixture
-def skerry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
-    """The commands, in an empty folder."""
-    return Commands(capsys, monkeypatch, tmp_path)
 
 
 def refusal(target: str, tls: Tls | None) -> SkerryError:
@@ -121,129 +102,67 @@ except SkerryError as error:
 """
 
 
-def test_neither_a_program_nor_a_command_shows_what_grpc_logs(secured: str, tmp_path: Path) -> None:
-    make_keys(tmp_path / "other")
-    ca = str(tmp_path / "other" / "ca.pem")
+def test_a_program_does_not_show_what_grpc_logs(secured: str, others: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
-    words = [sys.executable, "-c", _UNTRUSTED, secured, ca]
+    words = [sys.executable, "-c", _UNTRUSTED, secured, str(others / "ca.pem")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("TLS_FAILED\n", "")
-    words = [sys.executable, "-m", "skerry.cli", "runs", "list", "--target", secured, "--tls-ca", ca]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    error, advice = done.stderr.splitlines()
-    assert error.startswith("error: the server's certificate does not come from an authority")
-    assert advice.startswith("next: ")
 
 
-def test_a_learner_that_is_denied_hears_it_at_once(keys: Path, tmp_path: Path) -> None:
-    (tmp_path / "denied").write_text("skerry://learner/us\n")
-    denied = DenyList(tmp_path / "denied", SystemClock())
-    with syncer(tls_of(keys, "a.example"), deny_list=denied) as target:
-        started_s = time.monotonic()
-        with pytest.raises(RefusedError, match="deny list") as caught:
-            ArrayLearner(Quadratic().arrays, target=target, run="fit", learner_id="us", tls=tls_of(keys, "us"))
-    assert caught.value.reason == "PERMISSION_DENIED"
-    assert time.monotonic() - started_s < 10
+REFUSALS: dict[str, tuple[Callable[[Path, Path], Tls | None], str, str]] = {
+    "no certificate": (lambda keys, _: tls_of(keys), "TLS_FAILED", "give --tls-cert and --tls-key"),
+    "a certificate of another authority": (
+        lambda keys, others: replace(tls_of(others, "us"), ca=keys / "ca.pem"),
+        "TLS_FAILED",
+        "refuses the client's certificate",
+    ),
+    "another authority's server": (
+        lambda keys, others: replace(tls_of(keys, "us"), ca=others / "ca.pem"),
+        "TLS_FAILED",
+        "does not come from an authority that this client trusts: give --tls-ca",
+    ),
+    "no public authority": (lambda *_: Tls(), "TLS_FAILED", "give --tls-ca"),
+    "plaintext": (lambda *_: None, "UNREACHABLE", "If it uses TLS, this client must too: give --tls-ca"),
+}
 
 
-def test_several_replicas_are_reached_with_tls(keys: Path, secured: str) -> None:
-    with (
-        syncer(tls_of(keys, "a.example")) as second,
-        RunsClient(f"{secured},{second}", tls=tls_of(keys, "anna")) as client,
-    ):
-        assert [client.list_runs() for _ in range(4)] == [[]] * 4
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_who_is_not_let_in_is_told_what_to_do(kind: str, keys: Path, others: Path, secured: str) -> None:
+    tls_from, reason, advice = REFUSALS[kind]
+    error = refusal(secured, tls_from(keys, others))
+    assert error.reason == reason
+    assert advice in str(error)
 
 
-@pytest.mark.parametrize("own", ["none", "of another authority"])
-def test_a_client_whose_certificate_is_refused_is_told(own: str, keys: Path, tmp_path: Path, secured: str) -> None:
-    make_keys(tmp_path / "others", "--learner", "us")
-    others = replace(tls_of(tmp_path / "others", "us"), ca=keys / "ca.pem")
-    error = refusal(secured, tls_of(keys) if own == "none" else others)
-    assert error.reason == "TLS_FAILED"
-    assert "refuses the client's certificate" in str(error)
-    assert "give --tls-cert and --tls-key" in str(error)
+def test_a_server_that_is_another_one_or_none_is_told_from_one_that_refuses(keys: Path, target: str) -> None:
+    with syncer(tls_of(keys, "a.example"), host="127.0.0.2") as renamed:  # loopback too, but not in the certificate
+        assert "is not valid for the host in --target" in str(refusal(renamed, tls_of(keys, "us")))
+    assert "the server does not use TLS and this client does" in str(refusal(target, tls_of(keys)))
+    assert "Connection refused" in str(refusal("127.0.0.1:1", tls_of(keys)))
 
 
-def test_a_server_of_another_authority_is_not_trusted(keys: Path, tmp_path: Path, secured: str) -> None:
-    make_keys(tmp_path / "others")
-    error = refusal(secured, replace(tls_of(keys, "us"), ca=tmp_path / "others" / "ca.pem"))
-    assert error.reason == "TLS_FAILED"
-    assert "does not come from an authority that this client trusts: give --tls-ca" in str(error)
-    assert refusal(secured, Tls()).reason == "TLS_FAILED", "it is no public authority either"
-
-
-def test_a_server_with_another_name_is_not_trusted(keys: Path) -> None:
-    with syncer(tls_of(keys, "a.example"), host="127.0.0.2") as target:  # loopback too, but not in the certificate
-        error = refusal(target, tls_of(keys, "us"))
-    assert error.reason == "TLS_FAILED"
-    assert "is not valid for the host in --target" in str(error)
-    assert "skerry keys DIR --server HOST" in str(error)
-
-
-def test_a_plaintext_client_of_a_server_with_tls_is_told(secured: str) -> None:
-    error = refusal(secured, None)
-    assert error.reason == "UNREACHABLE"
-    assert "If it uses TLS, this client must too: give --tls-ca" in str(error)
-
-
-def test_a_tls_client_of_a_plaintext_server_is_told(keys: Path, target: str) -> None:
-    error = refusal(target, tls_of(keys))
-    assert error.reason == "TLS_FAILED"
-    assert "the server does not use TLS and this client does" in str(error)
-    assert "leave out this client's TLS options" in str(error)
-
-
-def test_a_port_where_nobody_listens_is_no_matter_of_tls(keys: Path) -> None:
-    error = refusal("127.0.0.1:1", tls_of(keys))
-    assert error.reason == "UNREACHABLE"
-    assert "Connection refused" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("address", "is_here"),
-    [
-        ("localhost:1", True),
-        ("127.0.0.1:1", True),
-        ("127.9.9.9:1", True),
-        ("[::1]:1", True),
-        ("unix:/run/skerry.sock", True),
-        ("dns:///localhost:1", True),
-        ("ipv4:127.0.0.1:1", True),
-        ("syncer.example:1", False),
-        ("localhost.example:1", False),
-        ("127.0.0.1.example:1", False),
-        ("10.0.0.1:1", False),
-        ("0.0.0.0:1", False),
-        ("[2001:db8::1]:1", False),
-        ("dns://127.0.0.1/syncer.example:1", False),
-        ("ipv4:10.0.0.1:1", False),
-    ],
+_HERE = "localhost:1 127.0.0.1:1 127.9.9.9:1 [::1]:1 unix:/run/skerry.sock dns:///localhost:1 ipv4:127.0.0.1:1"
+_AWAY = (
+    "syncer.example:1 localhost.example:1 127.0.0.1.example:1 10.0.0.1:1 0.0.0.0:1 [2001:db8::1]:1 "
+    "dns://127.0.0.1/syncer.example:1 ipv4:10.0.0.1:1"
 )
-def test_only_what_stays_on_this_machine_is_plaintext_by_default(address: str, is_here: bool) -> None:
-    assert tls_for(address, None) == (None if is_here else Tls())
-    assert tls_for(address, "insecure") is None
-    assert tls_for(address, Tls("ca.pem")) == Tls("ca.pem")
 
 
-def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_name(
-    target: str, skerry: Commands
-) -> None:
+@pytest.mark.parametrize(("addresses", "default"), [(_HERE, None), (_AWAY, Tls())])
+def test_only_what_stays_on_this_machine_is_plaintext_by_default(addresses: str, default: Tls | None) -> None:
+    for address in addresses.split():
+        assert tls_for(address, None) == default, address
+        assert tls_for(address, "insecure") is None
+        assert tls_for(address, Tls("ca.pem")) == Tls("ca.pem")
+
+
+def test_a_target_elsewhere_is_called_with_tls_unless_plaintext_is_asked_for_by_name(target: str) -> None:
     elsewhere = target.replace("127.0.0.1", _ELSEWHERE)
     error = refusal(elsewhere, None)
     assert error.reason == "TLS_FAILED"
     assert "needs --insecure then (in Python tls='insecure')" in str(error)
-    options: dict[str, Any] = {"target": elsewhere, "run": "fit", "learner_id": "us", "create": True}
-    with pytest.raises(TryAgainError, match="needs --insecure then"):
-        ArrayLearner(Quadratic().arrays, connect_timeout_s=2, **options)
     with RunsClient(elsewhere, tls="insecure") as client:
         assert client.list_runs() == []
-    with pytest.raises(ValueError, match="tls='plain'"):
-        RunsClient(elsewhere, tls="plain")  # type: ignore[arg-type]
-    words = ("runs", "list", "--json", "--target", elsewhere)
-    assert "[TLS_FAILED]" in skerry(*words, status=4)
-    assert skerry(*words, "--insecure") == "[]\n"
-    assert skerry(*words, env={"SKERRY_INSECURE": "true"}) == "[]\n"
-    assert "[TLS_FAILED]" in skerry(*words, "--tls", "--insecure", status=4), "the stricter of two wishes"
 
 
 @pytest.mark.parametrize(
@@ -282,27 +201,30 @@ async def test_a_client_that_connects_again_takes_the_renewed_files(keys: Path, 
     await transport.close()
 
 
-def test_a_command_takes_its_files_from_options_the_environment_or_toml(
-    keys: Path, secured: str, tmp_path: Path, skerry: Commands
+def test_a_command_takes_its_files_and_plaintext_from_its_options(
+    keys: Path, secured: str, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {"tls-ca": keys / "ca.pem", "tls-cert": keys / "anna.pem", "tls-key": keys / "anna.key"}
-    words = ("runs", "list", "--json", "--target", secured)
-    assert skerry(*words, *(word for name, file in files.items() for word in (f"--{name}", str(file)))) == "[]\n"
-    env = {f"SKERRY_{name.upper().replace('-', '_')}": str(file) for name, file in files.items()}
-    assert skerry(*words, env=env) == "[]\n"
-    (tmp_path / "skerry.toml").write_text("".join(f'{name} = "{file}"\n' for name, file in files.items()))
-    assert skerry(*words) == "[]\n"
+    files = (
+        "--tls-ca",
+        str(keys / "ca.pem"),
+        "--tls-cert",
+        str(keys / "anna.pem"),
+        "--tls-key",
+        str(keys / "anna.key"),
+    )
+    elsewhere = target.replace("127.0.0.1", _ELSEWHERE)
+    for words, status in (
+        ((secured, *files), 0),
+        ((secured, *files[:4]), 2),
+        ((elsewhere, "--insecure"), 0),
+        ((elsewhere, "--tls", "--insecure"), 4),  # the stricter of two wishes
+    ):
+        assert failures.run(cli, ["runs", "list", "--json", "--target", *words]) == status, capsys.readouterr()
 
 
-def test_a_command_says_what_is_wrong_with_tls_and_what_to_do(keys: Path, secured: str, skerry: Commands) -> None:
-    target, ca = ("--target", secured), ("--tls-ca", str(keys / "ca.pem"))
-    refused = skerry("runs", "list", *target, *ca, status=4)
-    assert re.search(r"^error: .*refuses the client's certificate.*\[TLS_FAILED\]$", refused, re.MULTILINE)
-    assert "give --tls-cert and --tls-key" in refused
-    watched = skerry("watch", "demo", "--patience", "1", *target, *ca, status=4)
-    assert watched.count("reconnecting: the server closed the connection") == 1, "said once, not at each attempt"
-    alone = skerry("runs", "list", *target, "--tls-cert", str(keys / "us.pem"), status=2)
-    assert "must be given together" in alone
-    of_another = ("--tls-cert", str(keys / "eu.pem"), "--tls-key", str(keys / "eu.key"))
-    learning = skerry("learn", "fit", "--learner-id", "us", *target, *ca, *of_another, status=2)
-    assert "error: the certificate is another client's" in learning
+def test_a_stream_that_is_refused_again_and_again_is_said_once(
+    keys: Path, secured: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["watch", "demo", "--patience", "1", "--target", secured, "--tls-ca", str(keys / "ca.pem")]
+    assert failures.run(cli, words) == 4
+    assert "".join(capsys.readouterr()).count("reconnecting: the server closed the connection") == 1

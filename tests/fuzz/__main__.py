@@ -21,13 +21,13 @@ _FINDINGS: Final = Path("build/fuzz")
 def main() -> None:
     os.environ["GRPC_VERBOSITY"] = "NONE"  # which gRPC reads when it is imported: it logs every call that is cut
     import skerry  # noqa: F401 - before gRPC, whose handlers of fork() it turns off
-    from tests.fuzz import conversations
     from tests.fuzz.campaign import Result, hunt
+    from tests.fuzz.conversations import against_syncer
     from tests.fuzz.decoders import DECODERS
 
     targets: dict[str, Callable[[str, float], Result]] = {
         **{name: partial(hunt, decoder) for name, decoder in DECODERS.items()},
-        **conversations.TARGETS,
+        "calls": against_syncer,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all of them (1)")

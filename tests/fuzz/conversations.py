@@ -1,9 +1,7 @@
 """Right conversations with a syncer, made wrong: fields, order, repetition, cuts and sizes of their messages.
 
 A finding is an answer without a reason of this project's, INTERNAL, an error in the syncer's log, a call that is not
-answered in time, or a syncer that no longer merges an honest learner's delta after all of it. And the other way round:
-a learner whose syncer's answers are changed trains on, without a defect in its log and in bounded time and memory, and
-exchanges again once they are right.
+answered in time, or a syncer that no longer merges an honest learner's delta after all of it.
 """
 
 from __future__ import annotations
@@ -13,27 +11,15 @@ import contextlib
 import itertools
 import logging
 import random
-import resource
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
 
 import grpc
 import numpy as np
 import psutil
 from google.protobuf.message import Message
 
-from skerry.errors import SkerryError, is_transient
-from skerry.exchange.boundary import Boundary
-from skerry.exchange.loop import ExchangeLoop
-from skerry.exchange.session import Calls
-from skerry.exchange.settings import ExchangeSettings
-from skerry.model.interface import ArrayParameters
-from skerry.net.grpc_transport import GrpcTransport
-from skerry.net.retry import Retry, RetrySettings
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
-from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as types
@@ -43,8 +29,6 @@ from tests.fuzz.campaign import Finding, Result
 from tests.fuzz.mutations import mutated_bytes, mutated_message, pick
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import Line, logs_told_to
-from tests.support.quadratic import QUICK as QUADRATIC_POLICY
-from tests.support.quadratic import Quadratic
 from tests.support.raw_learner import (
     FLOAT32,
     INT4,
@@ -61,16 +45,10 @@ from tests.support.raw_learner import (
     refusal_of,
 )
 
-R = TypeVar("R", bound=Message)
 _ANSWERED_WITHIN_S: Final = 10.0
 # Conversations with one run over one connection, which takes 128 at the same time; after them an honest delta must
 # still be merged.
 _A_RUN: Final = 200
-# Learners that are misled at the same time: each waits more than it works.
-_AT_ONCE: Final = 10
-_MISLED_S: Final = 1.5  # for which each learner is misled
-_LEAVES_WITHIN_S: Final = 15.0
-_LEARNERS_BOUND_BYTES: Final = 2**30  # of all of them, beyond what the process has before
 # gRPC's own, where it ends a call by itself.
 _OF_GRPC: Final = frozenset({"Internal error from Core", "Exception iterating requests!"})
 _METHODS: Final[dict[str, Any]] = {
@@ -181,22 +159,6 @@ async def _say(stubs: Stubs, method: str, data: list[bytes]) -> tuple[str, str]:
     return "", ""
 
 
-def _written(lines: Iterable[tuple[str, bytes]]) -> bytes:
-    """Returns a conversation as a finding: on each line a message after its method or type."""
-    return b"".join(f"{name} {data.hex()}\n".encode() for name, data in lines)
-
-
-class _Complaints:
-    """Collects the lines with a traceback that this process logs."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def __call__(self, line: Line) -> None:
-        if line.get("exc_info"):
-            self.found.append(f"logged {line['event']}: {line['exc_info'][1]!r:.100}")
-
-
 async def _still_merges(stubs: Stubs, source: random.Random, number: int) -> None:
     run, _ = await create_run(stubs, name=f"honest-{number}")
     learner = RawLearner(stubs, run, "honest", source)
@@ -221,7 +183,7 @@ async def _scene(source: random.Random) -> AsyncIterator[tuple[Stubs, types.Run,
         learner.detach()
 
 
-async def _against_syncer(seed: str, seconds: float, complaints: _Complaints) -> Result:
+async def _against_syncer(seed: str, seconds: float, complaints: list[str]) -> Result:
     result, source, seen = Result(), random.Random(seed), set[str]()
     end_s, size_bytes = time.monotonic() + seconds, psutil.Process().memory_info().rss
     for number in itertools.count():
@@ -234,152 +196,25 @@ async def _against_syncer(seed: str, seconds: float, complaints: _Complaints) ->
                 reason, wrong = await _say(stubs, method, data)
                 result.inputs += 1
                 result.accepted += not reason
-                for one in [wrong, *complaints.found]:
-                    if one and one not in seen:
-                        seen.add(one)
-                        result.findings.append(Finding(one, _written((method, one) for one in data)))
-                complaints.found.clear()
+                for finding in [wrong, *complaints]:
+                    if finding and finding not in seen:
+                        seen.add(finding)
+                        lines = [f"{method} {message.hex()}\n" for message in data]
+                        result.findings.append(Finding(finding, "".join(lines).encode()))
+                complaints.clear()
             await _still_merges(stubs, source, number)
     result.grown_bytes = psutil.Process().memory_info().rss - size_bytes
     return result
 
 
-@contextlib.contextmanager
-def _listening() -> Iterator[_Complaints]:
-    complaints = _Complaints()
-    logging.getLogger("grpc").setLevel(logging.CRITICAL)
-    with logs_told_to(complaints, logging.WARNING):
-        yield complaints
-
-
 def against_syncer(seed: str, seconds: float) -> Result:
     """Returns what came of conversations with a syncer of this process over a real socket."""
-    with _listening() as complaints:
+    complaints: list[str] = []
+
+    def hear(line: Line) -> None:
+        if line.get("exc_info"):
+            complaints.append(f"logged {line['event']}: {line['exc_info'][1]!r:.100}")
+
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
+    with logs_told_to(hear, logging.WARNING):
         return asyncio.run(_against_syncer(seed, seconds, complaints))
-
-
-class _Liar(GrpcTransport):
-    """Changes some of a syncer's answers on their way to the learner."""
-
-    def __init__(self, target: str, source: random.Random) -> None:
-        super().__init__(target)
-        self.source = source
-        self.share = 0.0  # of the answers
-        self.lies = 0
-        self.told: list[Message] = []
-
-    def _changed(self, answer: R) -> R:
-        if self.source.random() >= self.share:
-            return answer
-        lie = mutated_message(self.source, answer)
-        self.lies += 1
-        self.told = [*self.told[-20:], lie]
-        return lie
-
-    async def ask(self, *arguments: Any, **options: Any) -> Any:
-        return self._changed(await super().ask(*arguments, **options))
-
-    async def _stream(self, *arguments: Any, **options: Any) -> AsyncGenerator[Any, None]:
-        async with contextlib.aclosing(super()._stream(*arguments, **options)) as answers:
-            async for answer in answers:
-                yield self._changed(answer)
-
-
-@contextlib.asynccontextmanager
-async def _learner(liar: _Liar, number: int, share: float) -> AsyncIterator[tuple[ExchangeLoop, Callable[[], float]]]:
-    problem = Quadratic()
-    settings = ExchangeSettings(
-        run=f"fit-{number}",
-        learner_id="a",
-        create=True,
-        policy=QUADRATIC_POLICY,
-        connect_timeout_s=2.0,
-    )
-    retry = RetrySettings(attempt_count=3, first_wait_s=0.01, longest_wait_s=0.05)
-    loop = ExchangeLoop(
-        Calls(liar, Retry(retry, random.Random(0), is_transient), timeout_s=2.0),
-        ArrayParameters(problem.arrays),
-        settings,
-        workers=InlineWorkers(),
-        entropy=SystemEntropy(),
-        boundary=Boundary(SystemClock(), asyncio.get_running_loop().call_soon_threadsafe),
-    )
-    await loop.join()
-    running = asyncio.ensure_future(loop.run())
-    await loop.wait_attached()
-    liar.share = share
-    try:
-        yield loop, problem.descend
-        if running.done():
-            running.result()
-    finally:
-        liar.share = 0.0
-        await loop.leave()
-        await running
-
-
-async def _misled(liar: _Liar, number: int, until_s: float) -> tuple[bool, str]:
-    """Trains against a liar; returns whether the learner went on, and what is wrong; empty: nothing."""
-    try:
-        async with _learner(liar, number, share=0.2) as (loop, descend):
-            while time.monotonic() < until_s:
-                loop.step(8, await asyncio.to_thread(descend))
-    except SkerryError:
-        return False, ""
-    except Exception as error:  # noqa: BLE001 - what must not come
-        return False, f"{type(error).__name__}: {_innermost(error)!r:.200}"
-    finally:
-        await liar.close()
-    return True, ""
-
-
-async def _against_learner(seed: str, seconds: float, complaints: _Complaints) -> Result:
-    result = Result()
-    numbers = itertools.count()
-    end_s, size_bytes = time.monotonic() + seconds, _peak_bytes()
-
-    async def mislead(port: int) -> None:
-        while time.monotonic() < end_s:
-            number = next(numbers)
-            liar = _Liar(f"127.0.0.1:{port}", random.Random(f"{seed} {number}"))
-            until_s = min(time.monotonic() + _MISLED_S, end_s)
-            went_on, wrong = await _misled(liar, number, until_s)
-            if not wrong and (late_s := time.monotonic() - until_s) > _LEAVES_WITHIN_S:
-                wrong = f"left {late_s:.0f} s late"
-            for complaint in [wrong, *complaints.found]:
-                if complaint:
-                    result.findings.append(Finding(complaint, _lies(liar.told)))
-            complaints.found.clear()
-            result.accepted += liar.lies if went_on else 1
-            result.inputs += liar.lies
-
-    async with serving(open_objects("memory://"), LOCAL) as server, asyncio.TaskGroup() as tasks:
-        for _ in range(_AT_ONCE):
-            tasks.create_task(mislead(server.port))
-    result.grown_bytes = _peak_bytes() - size_bytes
-    if result.grown_bytes > _LEARNERS_BOUND_BYTES:
-        result.findings.append(Finding(f"{result.grown_bytes >> 20} MiB more", b""))
-    return result
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _lies(told: Iterable[Message]) -> bytes:
-    return _written((type(lie).__name__, lie.SerializeToString()) for lie in told)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def against_learner(seed: str, seconds: float) -> Result:
-    """Returns what came of changing a syncer's answers to a learner."""
-    with _listening() as complaints:
-        return asyncio.run(_against_learner(seed, seconds, complaints))
-
-
-TARGETS: Final = {"calls": against_syncer, "answers": against_learner}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,17 +11,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
-import click
 import grpc
 import msgspec
 import numpy as np
-from blake3 import blake3
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from skerry.cli import policy_text, settings
-from skerry.cli.main import every_command
 from skerry.errors import CorruptDownloadError
 from skerry.exchange.adopt import PlanApplier
 from skerry.net.grpc_transport import error_from_rpc
@@ -134,17 +129,12 @@ def _tensor_file() -> tuple[Any, bytes]:
 
 
 def _make_tensor_file(source: Random) -> bytes:
-    """Returns a file with a changed header, that is sometimes cut, longer or changed anywhere as well."""
+    """Returns a file with a changed header, of which sometimes anything else is changed as well."""
     tree, values = _tensor_file()
     text = mutated_json(source, tree)
     size = len(text) + (source.randrange(-3, 4) if source.random() < 0.1 else 0)
     data = max(size, 0).to_bytes(8, "little") + text + values
-    chance = source.random()
-    if chance < 0.1:
-        return data[: int(source.random() * len(data))]
-    if chance < 0.2:
-        return data + data[: int(source.random() * len(data))]
-    return mutated_bytes(source, data) if chance < 0.3 else data
+    return mutated_bytes(source, data, [data]) if source.random() < 0.3 else data
 
 
 def _decode_tensor_file(data: bytes) -> None:
@@ -169,8 +159,7 @@ _PART_HEADER: Final = {
 def _decode_part_header(data: bytes) -> object:
     objects = DictObjects()
     objects.objects[_PART_NAME] = (data, 0.0)
-    entropy = SeededEntropy(Random(0))
-    blobs = Blobs(objects, "p", entropy, workers=InlineWorkers(), condemned=())
+    blobs = Blobs(objects, "p", SeededEntropy(Random(0)), workers=InlineWorkers(), condemned=())
     return _loop().run_until_complete(blobs.list_parts("body", "1" * 32))
 
 
@@ -266,7 +255,7 @@ def _decode_advice(data: bytes) -> object:
     return membership.next_change_s(state, 3.0)
 
 
-# Policies and settings.
+# Policies.
 
 
 _POLICIES: Final = (
@@ -274,43 +263,6 @@ _POLICIES: Final = (
     Policy(quorum_count=2, merge_by_fragment={}, pinned_positions=(3, 9), planned_step_count=10**6),
     Policy(delta_encoding=Encoding(Codec.INT8, block=64), delay_step_count=3, kept_hours=0.5, enrols_by_run=True),
 )
-
-
-def _make_policy_text(source: Random) -> bytes:
-    lines = [f"{name}={value}" for name, value in policy_text.rows(pick(source, _POLICIES))]
-    chosen = [pick(source, lines) for _ in range(1 + int(source.random() * 3))]
-    return mutated_bytes(source, "\n".join(chosen).encode())
-
-
-_TOML: Final = (
-    b'target = "syncer.example:443"\ntls-ca = "/etc/skerry/ca.pem"\n[runs.list]\njson = true\n[serve]\nworkers = 4\n',
-    b'[serve]\nlisten = "0.0.0.0:50051"\nstore = "s3://bucket/x"\ndrain-grace = 1e3\nsizes = [1]\n',
-    b"a.b.c = 1\nd = 1979-05-27T07:32:00Z\ne = '''x'''\nf = { g = [ { h = 0x1f } ] }\n[[i]]\nj = nan\n",
-)
-
-
-def _make_toml(source: Random) -> bytes:
-    _commands()  # so that no input takes the time to load them
-    return _bytes(*_TOML)(source)
-
-
-def _decode_toml(data: bytes) -> object:
-    file = _memory_file()
-    os.ftruncate(file, 0)
-    os.pwrite(file, data, 0)
-    values = settings.read_file(Path(f"/proc/self/fd/{file}"))
-    return settings.defaults(values, _commands())
-
-
-@cache
-def _memory_file() -> int:
-    return os.memfd_create("fuzz")
-
-
-@cache
-def _commands() -> dict[str, click.Command]:
-    """Returns every command, loaded, which takes a second."""
-    return every_command()
 
 
 # Messages.
@@ -350,38 +302,19 @@ def _decode_status(data: bytes) -> object:
 
 
 @cache
-def _plans() -> tuple[tuple[exchange.PullPlan, ...], tuple[bytes, ...], Any]:
-    course = Course()
-    values = np.random.default_rng(2).standard_normal(COURSE_LAYOUT.numel).astype(np.float32)
-    names = {spec.name: ("float32", spec.shape) for spec in COURSE_LAYOUT.tensors}
-    snapshot = header_bytes(names, {}) + b"".join(tensor_bytes(values))
-    described = exchange.PlanObject(
-        name="s",
-        kind=exchange.OBJECT_KIND_SNAPSHOT,
-        version=3,
-        numel=COURSE_LAYOUT.numel,
-        size_bytes=len(snapshot),
-        digest=blake3(snapshot).digest(),
-    )
-    updates = course.applier(4, course.weights).plan
-    full = exchange.PullPlan(from_version=-1, target=updates.target, objects=[described, *updates.objects])
-    return (updates, full), (*course.data, snapshot), course.start
+def _course() -> Course:
+    return Course()
 
 
 def _make_pull(source: Random) -> bytes:
     """Returns a plan and the bytes of its objects, each with its length before it."""
-    plans, objects, _ = _plans()
-    plan = pick(source, plans)
-    data = list(objects[:4] if plan is plans[0] else (objects[4], *objects[:4]))
+    plan, objects = _course().applier(4, _course().weights).plan, list(_course().data)
     if source.random() < 0.6:
-        at = int(source.random() * len(data))
-        is_file = len(data) == 5 and at == 0
-        data[at] = mutated_bytes(source, data[at]) if is_file else mutated_frames(source, [data[at]])
+        index = int(source.random() * len(objects))
+        objects[index] = mutated_frames(source, [objects[index]])
     if source.random() < 0.6:
         plan = mutated_message(source, plan)
-    told = plan.SerializeToString()
-    told = mutated_bytes(source, told) if source.random() < 0.05 else told
-    return b"".join(len(one).to_bytes(4, "little") + one for one in (told, *data))
+    return b"".join(len(piece).to_bytes(4, "little") + piece for piece in (plan.SerializeToString(), *objects))
 
 
 def _decode_pull(data: bytes) -> object:
@@ -390,10 +323,10 @@ def _decode_pull(data: bytes) -> object:
         size = 4 + int.from_bytes(rest[:4], "little")
         pieces.append(rest[4:size])
         rest = rest[size:]
-    applier = PlanApplier(COURSE_LAYOUT, exchange.PullPlan.FromString(pieces[0]), _plans()[2])
+    applier = PlanApplier(COURSE_LAYOUT, exchange.PullPlan.FromString(pieces[0]), _course().start)
     for index, piece in enumerate(pieces[1:]):
-        for at in range(0, len(piece), 300):
-            applier.feed(index, at, piece[at : at + 300])
+        for offset in range(0, len(piece), 300):
+            applier.feed(index, offset, piece[offset : offset + 300])
     return applier.finish().tobytes()
 
 
@@ -424,13 +357,6 @@ def _decoders() -> Iterable[Decoder]:
         lambda data: Policy.from_json(json.loads(data)),
         (ValueError, RecursionError),
     )
-    yield Decoder(
-        "policy-text",
-        _make_policy_text,
-        lambda data: policy_text.apply(data.decode(errors="replace").split("\n"), Policy()),
-        (ValueError,),
-    )
-    yield Decoder("settings", _make_toml, _decode_toml, (click.UsageError,))
     yield Decoder(
         "policy-message",
         _messages(*map(policy_to_message, _POLICIES)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from random import Random
 from typing import Any, Final, TypeVar
@@ -23,35 +24,12 @@ INTEGERS: Final = (
     *(2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**53, 2**53 + 1, 2**62, 2**63 - 1, -(2**31), -(2**63)),
 )
 _FLOATS: Final = (
-    0.0,
-    -0.0,
-    0.5,
-    1.0,
-    -1.0,
-    1e-45,
-    1e-300,
-    1e38,
-    3.5e38,
-    1e300,
-    float("inf"),
-    -float("inf"),
-    float("nan"),
+    *(0.0, -0.0, 0.5, 1.0, -1.0, 1e-45, 1e-300, 1e38, 3.5e38, 1e300),
+    *map(float, ("inf", "-inf", "nan")),
 )
 _TEXTS: Final = (
-    "",
-    "a",
-    "body",
-    "head",
-    "..",
-    "../x",
-    "a/b",
-    "/",
-    "x" * 65,
-    "UPPER",
-    "a\0b",
-    "ä",
-    "0" * 32,
-    "n" * 5000,
+    *("", "a", "body", "head", "..", "../x", "a/b", "/", "UPPER", "a\0b", "ä"),
+    *("x" * 65, "0" * 32, "n" * 5000),
 )
 _LITERALS: Final = tuple(
     msgspec.Raw(text)
@@ -69,94 +47,83 @@ def pick(source: Random, among: Sequence[T]) -> T:
     return among[int(source.random() * len(among))]
 
 
+def _few(source: Random) -> range:
+    return range(1 + int(source.random() ** 2 * 4))
+
+
 def mutated_bytes(source: Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
     """Returns `data` after one to four changes, or a piece of it joined to a piece of another."""
     out = bytearray(data)
-    for _ in range(1 + int(source.random() ** 2 * 4)):
-        size = len(out)
-        at = int(source.random() * (size + 1))
+    for _ in _few(source):
+        start = int(source.random() * (len(out) + 1))
         length = 1 + int(source.random() ** 3 * 64)
-        match int(source.random() * 9):
-            case 0 | 1 if size:
-                out[at - 1] ^= 1 << int(source.random() * 8)
-            case 2 if size:
-                out[at - 1] = int(source.random() * 256)
+        match int(source.random() * 8):
+            case 0 | 1 if out:
+                out[start - 1] ^= 1 << int(source.random() * 8)
+            case 2:
+                out[start:start] = source.randbytes(length)
             case 3:
-                out[at:at] = source.randbytes(length)
+                del out[start : start + length]
             case 4:
-                del out[at : at + length]
+                out[start:start] = out[start : start + length] * pick(source, (1, 2, 50))
             case 5:
-                out[at:at] = out[at : at + length] * pick(source, (1, 2, 50))
+                del out[start:]
             case 6:
-                del out[at:]
-            case 7:
-                number = pick(source, INTEGERS) % 2**64
                 width = pick(source, (1, 2, 4, 8))
-                out[at : at + width] = number.to_bytes(8, pick(source, ("little", "big")))[:width]
-            case 8 if others:
+                number = pick(source, INTEGERS) % 2**64
+                out[start : start + width] = number.to_bytes(8, pick(source, ("little", "big")))[:width]
+            case 7 if others:
                 other = pick(source, others)
-                out[at:] = other[int(source.random() * (len(other) + 1)) :]
+                out[start:] = other[int(source.random() * (len(other) + 1)) :]
     return bytes(out)
 
 
 def mutated_json(source: Random, value: Any, others: Sequence[Any] = ()) -> bytes:
     """Returns JSON with one to four changes of a tree's values, keys and lists; seldom of its text alone."""
-    for _ in range(1 + int(source.random() ** 2 * 4)):
+    for _ in _few(source):
         value = _changed(source, value, others)
     text = msgspec.json.encode(value)
     return mutated_bytes(source, text) if source.random() < 0.1 else text
 
 
 def _changed(source: Random, value: Any, others: Sequence[Any]) -> Any:
-    if isinstance(value, dict) and value and source.random() < 0.9:
-        return _changed_object(source, value, others)
-    if isinstance(value, list) and value and source.random() < 0.85:
-        at = int(source.random() * len(value))
-        match int(source.random() * 8):
+    """Returns a tree after one change; `others` are values that the same place has elsewhere."""
+    if isinstance(value, dict | list) and value and source.random() < 0.9:
+        elements = dict(enumerate(value)) if isinstance(value, list) else dict(value)
+        key = pick(source, list(elements))
+        match int(source.random() * 12):
             case 0:
-                return value[:at] + value[at + 1 :]
+                del elements[key]
             case 1:
-                return value[: at + 1] + value[at:]
+                elements[pick(source, ("x", "", "format", "kind"))] = elements[key]
             case 2:
-                return [*value[at:], *value[:at]]
+                elements[key] = pick(source, list(elements.values()))
             case _:
-                following = [one[at] for one in others if isinstance(one, list) and len(one) > at]
-                return [*value[:at], _changed(source, value[at], following), *value[at + 1 :]]
-    return _changed_value(source, value, others)
-
-
-def _changed_object(source: Random, value: dict[str, Any], others: Sequence[Any]) -> Any:
-    key = pick(source, list(value))
-    changed = dict(value)
-    match int(source.random() * 14):
-        case 0:
-            del changed[key]
-        case 1:
-            changed[pick(source, ("x", "", "format", "kind", key + "s"))] = changed.pop(key)
-        case 2:
-            changed[key] = value[pick(source, list(value))]
-        case _:
-            changed[key] = _changed(
-                source, value[key], [one[key] for one in others if isinstance(one, dict) and key in one]
-            )
-    return changed
-
-
-def _changed_value(source: Random, value: Any, others: Sequence[Any]) -> Any:
+                alike = [dict(enumerate(other)) if isinstance(other, list) else other for other in others]
+                same = [other[key] for other in alike if isinstance(other, dict) and key in other]
+                elements[key] = _changed(source, elements[key], same)
+        return list(elements.values()) if isinstance(value, list) else elements
     chance = source.random()
     if others and chance < 0.3:
         return pick(source, others)
     if chance < 0.45:
         return pick(source, _LITERALS)
+    return _changed_scalar(source, value)
+
+
+def _changed_scalar(source: Random, value: Any) -> Any:
+    """Returns something like a number, a text or bytes, or an extreme of its type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
-        return pick(source, (value + 1, value - 1, -value, value * 2, value + 0.5, pick(source, INTEGERS), str(value)))
+        near = pick(source, (value + 1, value - 1, -value, value * 2, value + 0.5))
+        return pick(source, (near, near, pick(source, INTEGERS), pick(source, _FLOATS), str(value)))
+    if isinstance(value, bytes):
+        return mutated_bytes(source, value)
     if isinstance(value, str):
-        at = int(source.random() * (len(value) + 1))
-        return pick(
-            source, (value[:at], value[at:], value[:at] + "0" + value[at + 1 :], value * 2, pick(source, _TEXTS))
-        )
+        middle = int(source.random() * (len(value) + 1))
+        near = pick(source, (value[:middle], value[middle:], value[:middle] + "0" + value[middle + 1 :], value * 2))
+        return pick(source, (near, pick(source, _TEXTS)))
     return pick(source, ([value], {"a": value}, None, []))
 
 
@@ -164,7 +131,7 @@ def mutated_message(source: Random, message: M, others: Sequence[M] = ()) -> M:
     """Returns a copy of `message` with one to four of its fields changed, at any depth."""
     copy = type(message)()
     copy.CopyFrom(message)
-    for _ in range(1 + int(source.random() ** 2 * 4)):
+    for _ in _few(source):
         if others and source.random() < 0.05:
             copy.MergeFrom(pick(source, others))
         _change_message(source, copy)
@@ -172,100 +139,72 @@ def mutated_message(source: Random, message: M, others: Sequence[M] = ()) -> M:
 
 
 def _change_message(source: Random, message: Message) -> None:
-    given = message.ListFields()
-    field: FieldDescriptor
-    if given and source.random() < 0.8:
-        field = pick(source, given)[0]
-        if source.random() < 0.08:
-            message.ClearField(field.name)
-            return
-    elif message.DESCRIPTOR.fields:
-        fields: list[Any] = list(message.DESCRIPTOR.fields)
-        field = pick(source, fields)
-    else:
+    present: list[Any] = [field for field, _ in message.ListFields()]
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
+    if not fields:
         return
-    value = getattr(message, field.name)
+    field: FieldDescriptor = pick(source, present if present and source.random() < 0.8 else fields)
+    if source.random() < 0.06:
+        message.ClearField(field.name)
+        return
+    value: Any = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        kind = field.message_type.fields_by_name["value"]  # a scalar in all maps of this project
-        value[pick(source, _TEXTS)] = _scalar(source, kind, kind.default_value)
+        default = field.message_type.fields_by_name["value"].default_value  # a scalar in all maps of this project
+        _assign(source, default, lambda changed: value.__setitem__(pick(source, _TEXTS), changed))
     elif field.is_repeated:
         _change_repeated(source, value, field)
     elif field.message_type is not None:
         value.SetInParent()
         _change_message(source, value)
     else:
-        setattr(message, field.name, _scalar(source, field, value))
+        _assign(source, value, lambda changed: setattr(message, field.name, changed))
 
 
 def _change_repeated(source: Random, values: Any, field: FieldDescriptor) -> None:
-    at = int(source.random() * (len(values) + 1)) - 1
+    index = int(source.random() * (len(values) + 1)) - 1
     chance = source.random()
     if len(values) and chance < 0.1:
-        del values[at]
+        del values[index]
     elif len(values) and chance < 0.25:
-        values.extend([values[at]] * pick(source, (1, 1, 2, 100)))
+        values.extend([values[index]] * pick(source, (1, 1, 2, 100)))
     elif field.message_type is not None:
-        _change_message(source, values[at] if len(values) and chance < 0.9 else values.add())
+        _change_message(source, values[index] if len(values) and chance < 0.9 else values.add())
     elif len(values) and chance < 0.8:
-        values[at] = _scalar(source, field, values[at])
+        _assign(source, values[index], lambda changed: values.__setitem__(index, changed))
     else:
-        values.append(_scalar(source, field, field.default_value or (0 if field.cpp_type not in _TEXT_TYPES else "")))
+        is_text = field.cpp_type == FieldDescriptor.CPPTYPE_STRING
+        _assign(source, "" if is_text else 0, values.append)
 
 
-_TEXT_TYPES: Final = (FieldDescriptor.CPPTYPE_STRING,)
-_RANGES: Final = {
-    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_ENUM: (-(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
-    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
-}
-
-
-def _scalar(source: Random, field: FieldDescriptor, value: Any) -> Any:
-    if field.cpp_type in _RANGES:
-        low, high = _RANGES[field.cpp_type]
-        return min(max(pick(source, (value + 1, value - 1, -value, value * 2, *INTEGERS)), low), high)
-    if field.cpp_type in {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}:
-        return pick(source, (*_FLOATS, -value, value + 1))
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        return not value
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return mutated_bytes(source, bytes(value) if value else b"")
-    at = int(source.random() * (len(value or "") + 1))
-    return pick(source, (*_TEXTS, (value or "")[:at], (value or "") + "x"))
+def _assign(source: Random, value: Any, assign: Callable[[Any], object]) -> None:
+    """Assigns a changed value; one that the field's type can't hold is not assigned, and another one tried."""
+    for _ in range(100):
+        with suppress(TypeError, ValueError):
+            assign(_changed_scalar(source, value))
+            return
 
 
 _HEADER: Final = struct.Struct("<4sBBHQIII")
-_FIELD_VALUES: Final[tuple[tuple[int, ...], ...]] = (
-    (),
-    (0, 1, 2, 3, 4, 5, 6, 255),
-    (0, 1, 2, 255),
-    (0, 1, 7, 8, 16, 128, 4096, 65535),
-    INTEGERS,
-    INTEGERS,
-    INTEGERS,
-    INTEGERS,
-)
 _MODULI: Final = (0, 2**8, 2**8, 2**16, 2**64, 2**32, 2**32, 2**32)
+_COMPRESSOR, _SIZE, _RAW_SIZE = 2, 6, 7
 
 
 def mutated_frames(source: Random, frames: Sequence[bytes]) -> bytes:
     """Returns frames with changed headers, payloads, order and count; most of them with a right checksum."""
     changed = list(frames)
-    for _ in range(1 + int(source.random() ** 2 * 3)):
-        at = int(source.random() * len(changed))
+    for _ in _few(source):
+        index = int(source.random() * len(changed))
         match int(source.random() * 12):
             case 0:
-                changed.insert(at, pick(source, frames))
+                changed.insert(index, pick(source, frames))
             case 1 if len(changed) > 1:
-                del changed[at]
+                del changed[index]
             case 2:
-                changed[at] = mutated_bytes(source, changed[at], frames)
+                changed[index] = mutated_bytes(source, changed[index], frames)
             case 3:
-                changed = changed[at:] + changed[:at]
+                changed = changed[index:] + changed[:index]
             case _:
-                changed[at] = _mutated_frame(source, changed[at])
+                changed[index] = _mutated_frame(source, changed[index])
     joined = b"".join(changed)
     return mutated_bytes(source, joined) if source.random() < 0.03 else joined
 
@@ -283,19 +222,19 @@ def _mutated_frame(source: Random, frame: bytes) -> bytes:
     chance = source.random()
     if chance < 0.35:
         payload = mutated_bytes(source, payload)
-        fields[6] = len(payload)
-    elif chance < 0.5 and fields[2] == 0:  # the same codes, compressed: honestly, or for a size that is not theirs
+    elif chance < 0.5 and fields[_COMPRESSOR] == 0:  # the same codes, compressed: honestly, or for another size
         raw = payload if source.random() < 0.5 else mutated_bytes(source, payload)
         payload = zstandard.compress(raw, 1)
-        fields[2], fields[6] = 1, len(payload)
-        fields[7] = pick(source, (fields[7], len(raw)))
+        fields[_COMPRESSOR], fields[_RAW_SIZE] = 1, pick(source, (fields[_RAW_SIZE], len(raw)))
     elif chance < 0.6:
         payload = _compressed_zeros(pick(source, (0, 1, 2**10, 2**20)))
-        fields[2], fields[6] = 1, len(payload)
+        fields[_COMPRESSOR] = 1
+    if chance < 0.6:
+        fields[_SIZE] = len(payload)
     else:
         index = 1 + int(source.random() * 7)
-        value = pick(source, _FIELD_VALUES[index])
-        fields[index] = pick(source, (value, fields[index] + 1, fields[index] - 1)) % _MODULI[index]
+        value = pick(source, (pick(source, INTEGERS), fields[index] + 1, fields[index] - 1))
+        fields[index] = value % _MODULI[index]
     header = _HEADER.pack(*fields)
     checksum = zlib.crc32(payload, zlib.crc32(header)) if source.random() < 0.95 else 0
     return header + struct.pack("<I", checksum) + payload

@@ -122,8 +122,8 @@ def _changed_scalar(source: Random, value: Any) -> Any:
         return mutated_bytes(source, value)
     if isinstance(value, str):
         middle = int(source.random() * (len(value) + 1))
-        near = pick(source, (value[:middle], value[middle:], value[:middle] + "0" + value[middle + 1 :], value * 2))
-        return pick(source, (near, pick(source, _TEXTS)))
+        texts = (value[:middle], value[middle:], value[:middle] + "0" + value[middle + 1 :], value * 2)
+        return pick(source, (pick(source, texts), pick(source, _TEXTS)))
     return pick(source, ([value], {"a": value}, None, []))
 
 

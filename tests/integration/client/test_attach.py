@@ -30,7 +30,7 @@ class Trainee:
 
     def attach(self, learner_id: str) -> Learner:
         """Has a learner follow the optimizer, a first one or another one."""
-        run = {"target": self.target, "run": "mine", "create": True, "policy": POLICY}
+        run: dict[str, Any] = {"target": self.target, "run": "mine", "create": True, "policy": POLICY}
         return attach(self.model, self.optimizer, tokens_per_step=16, learner_id=learner_id, **run)
 
     def step(self, factor: float = 1.0) -> None:

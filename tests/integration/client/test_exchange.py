@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry import MergeRule, OuterOptimizer, OuterSchedule
+from skerry import MergeRule, OuterOptimizer, OuterSchedule, RunsClient
 from skerry.errors import is_transient
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
@@ -23,7 +23,6 @@ from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
-from skerry.v1 import runs_pb2
 from skerry.wire import Codec, Encoding
 from tests.support.faulty_transport import Faults, FaultyTransport
 from tests.support.quadratic import QUICK, Quadratic
@@ -36,6 +35,7 @@ class World:
     """One learner on a bad link, trained by the test."""
 
     def __init__(self, target: str, faults: Faults, settings: ExchangeSettings, rules: dict[str, Any]) -> None:
+        self.target = target
         self.problem = Quadratic()
         self.transport = FaultyTransport(target, faults)
         self.parameters = ArrayParameters(self.problem.arrays)
@@ -57,19 +57,18 @@ class World:
 
     async def merged_delta_ids(self) -> list[str]:
         """Closes the run and returns every delta that the log has merged: as many as were acknowledged."""
-        close = runs_pb2.CloseRunRequest(name="fit")
-        run = (await self.transport.ask(lambda connection: connection.runs.CloseRun(close, timeout=20))).run
-        merged = []
-        for fragment in run.fragments:
-            page = runs_pb2.ListVersionsRequest(name="fit", fragment=fragment.name, page_size=1000)
-            answer = await self.transport.ask(
-                lambda connection, page=page: connection.runs.ListVersions(page, timeout=20)
-            )
-            merged += [fate.delta_id for record in answer.versions for fate in record.merged]
+        merged = await asyncio.to_thread(_close_and_list, self.target)
         # An answer may still be on its way; no delta may be counted that the log has not.
         await self.train_until(lambda: self.exchange.stats.deltas_acknowledged >= len(merged))
         assert self.exchange.stats.deltas_acknowledged == len(merged)
         return merged
+
+
+def _close_and_list(target: str) -> list[str]:
+    with RunsClient(target) as client:
+        run = client.close_run("fit")
+        versions = [record for fragment in run.fragments for record in client.list_versions("fit", fragment.name)]
+    return [fate.delta_id for record in versions for fate in record.merged]
 
 
 @asynccontextmanager

@@ -324,9 +324,9 @@ class ArrayLearner:
             ValueError: `tokens` is below 1 or no whole number. A tensor that holds one, as `mask.sum()` does, is read,
                 which waits for its device.
             SystemExit: `leave_soon` was called.
-            StopExchangingError: WEIGHTS_REPLACED: a checkpoint was loaded, also in place, or the model moved, converted
-                or changed, after attaching. Nothing of it was sent; the message says what to do. FORKED: this process
-                was forked from the learner's.
+            StopExchangingError: WEIGHTS_REPLACED: a state dict was loaded, or the model moved, converted or changed,
+                after attaching. Nothing of it was sent; the message says what to do. FORKED: this process was forked
+                from the learner's.
         """
         self._process.check()
         changed, status = self._backend.step(tokens, loss, self._leave_status)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self, cast
 import grpc
 import numpy as np
 from blake3 import blake3
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
@@ -37,12 +38,14 @@ LAYOUTS = (
 # Every push closes a round: quorum 1 without grace. The short lease makes a fresh replica's view complete soon.
 QUICK = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1)
 QUICK.lease_term.FromMilliseconds(300)
+LONG = Duration(seconds=600)  # the term of a lease that does not run out while a test goes on
 
 
-def snapshot_policy(snapshot_ratio: float) -> types.Policy:
+def quick(**changes: Any) -> types.Policy:
+    """Returns a policy by which every push closes a round, with these changes."""
     policy = types.Policy()
     policy.CopyFrom(QUICK)
-    policy.snapshot_ratio = snapshot_ratio
+    policy.MergeFrom(types.Policy(**changes))
     return policy
 
 
@@ -68,11 +71,9 @@ class Stubs:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, tls: Tls | None = None, *, has_fixed_windows: bool = False) -> AsyncIterator[Stubs]:
+async def connected(port: int, tls: Tls | None = None) -> AsyncIterator[Stubs]:
     options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
     options.append(("grpc.use_local_subchannel_pool", 1))  # a connection of its own
-    if has_fixed_windows:  # what the client does not read, it does not receive either, but for 64 KiB
-        options.append(("grpc.http2.bdp_probe", 0))
     if tls is None:
         opened = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
     else:

@@ -30,7 +30,6 @@ class ServeProcess:
         self.store_url = store_url
         self.host = host
         self.port = free_ports(1, host)[0] if port is None else port
-        self.first_line = ""  # of its output
         self._log_path = folder / "serve.log"
         self._log = self._log_path.open("ab")
         self._process: asyncio.subprocess.Process | None = None
@@ -51,7 +50,7 @@ class ServeProcess:
         )
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
-            self.first_line = line = (await self._process.stdout.readline()).decode()
+            line = (await self._process.stdout.readline()).decode()
         assert line.startswith(f"listening on {self.host}:"), line + tail(self._log_path)
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
 

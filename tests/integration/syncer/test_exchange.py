@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
-from typing import TypeVar, cast
+from typing import Any
 
 import grpc
-import numpy as np
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 
-from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry_syncer.server import SyncerServer
+from skerry.wire.frames import parse_frames
 from tests.support.raw_learner import (
+    LONG,
     RawLearner,
     Stubs,
     apply_plan,
     attached,
-    connected,
     create_run,
     delta_values,
     events_until,
     layout,
     observed,
     pull,
+    quick,
     refused,
 )
-
-Request = TypeVar("Request")
-Message = TypeVar("Message")
 
 
 @pytest.fixture
 async def run(stubs: Stubs) -> types.Run:
-    created, _ = await create_run(stubs)
-    return created
+    return (await create_run(stubs))[0]
 
 
 @pytest.fixture
-async def learner(stubs: Stubs, run: types.Run) -> AsyncIterator[RawLearner]:
-    eu = await attached(stubs, run)
-    yield eu
-    eu.detach()
-
-
-async def _read(call: grpc.aio.UnaryStreamCall[Request, Message]) -> Message:
-    """Returns the stream's next message, which there must be."""
-    async with asyncio.timeout(20):
-        message = await call.read()
-    assert hasattr(message, "ListFields"), "the stream ended"
-    return cast("Message", message)
-
-
-async def test_capabilities_always_have_plain_float32(stubs: Stubs) -> None:
-    offered = await stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
-    assert types.CODEC_FLOAT32 in offered.codecs
-    assert types.COMPRESSOR_NONE in offered.compressors
-    assert offered.api_version.startswith("1.")
-    assert offered.suggested_part_size_bytes <= offered.max_part_size_bytes
+async def learner(stubs: Stubs, run: types.Run) -> RawLearner:
+    return await attached(stubs, run)
 
 
 async def test_a_round_is_told_of_at_the_first_message_of_a_push(
@@ -74,57 +50,43 @@ async def test_a_round_is_told_of_at_the_first_message_of_a_push(
     opened = (await learner.event("round_opened")).round_opened
     assert (opened.fragment, opened.version) == ("body", 1)
     call.cancel()
-    other.detach()
 
 
-async def test_a_follower_of_the_chain_has_the_weights_of_a_snapshot_bit_for_bit(
+async def test_updates_outweigh_a_snapshot_and_then_a_newer_one_is_stored_whose_weights_are_those_of_the_updates(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     followed = await pull(stubs, run, "body")
-    for _ in range(3):
-        await learner.advance()
-    updated = await pull(stubs, run, "body", base=followed)
+    for seed in range(9):
+        await learner.advance(seed)
+        followed = await pull(stubs, run, "body", base=followed)
+        assert {planned.kind for planned in followed.plan.objects} == {exchange.OBJECT_KIND_UPDATE}
     fresh = await pull(stubs, run, "body")
-    assert (updated.version, fresh.version) == (3, 3)
-    assert {one.kind for one in updated.plan.objects} == {exchange.OBJECT_KIND_UPDATE}
-    assert np.array_equal(updated.values, fresh.values)
-    assert sum(one.size_bytes for one in updated.plan.objects) < sum(one.size_bytes for one in fresh.plan.objects)
-
-
-async def test_a_snapshot_is_stored_when_the_updates_outweigh_it(
-    stubs: Stubs, run: types.Run, learner: RawLearner
-) -> None:
-    for _ in range(9):
-        await learner.advance()
-    found = await stubs.runs.ListVersions(runs.ListVersionsRequest(name=run.name, fragment="body"))
-    snapshots = [one.version.version for one in found.versions if one.has_snapshot]
-    assert 0 in snapshots
-    assert max(snapshots) > 0
-    fresh = await pull(stubs, run, "body")
-    assert fresh.plan.objects[0].version == max(snapshots)
+    snapshot, *updates = fresh.plan.objects
+    assert (snapshot.kind, len(updates)) == (exchange.OBJECT_KIND_SNAPSHOT, 9 - snapshot.version)
+    assert 0 < snapshot.version < 9
+    assert followed.values.tobytes() == fresh.values.tobytes()
+    older = await pull(stubs, run, "body", base=fresh, target=0)
+    assert (older.version, older.plan.from_version) == (0, -1)
 
 
 async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    for _ in range(2):
-        await learner.advance()
+    await learner.advance()
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
-    request.is_newest = True
-    call = stubs.exchange.PullFragment(request)
-    plan = (await _read(call)).plan
+    request.is_newest, request.limit_bytes = True, 1000
+    described, data = [answer async for answer in stubs.exchange.PullFragment(request)]
+    plan = described.plan
     received = [bytearray() for _ in plan.objects]
-    received[0] += (await _read(call)).data.data[:1000]
-    call.cancel()
+    received[0] += data.data.data
+    assert len(received[0]) == 1000
     await learner.advance()  # the newest moves on, the plan does not
-    request.target_version, request.is_newest = plan.target.version, False
-    request.resume.objects.extend(one.name for one in plan.objects)
+    request.target_version, request.is_newest, request.limit_bytes = plan.target.version, False, 0
+    request.resume.objects.extend(planned.name for planned in plan.objects)
     request.resume.offset = 1000
-    async for response in stubs.exchange.PullFragment(request):
-        if response.WhichOneof("kind") == "plan":
-            assert response.plan.target == plan.target
-            assert list(response.plan.objects) == list(plan.objects)
-        else:
-            assert len(received[response.data.object_index]) == response.data.offset
-            received[response.data.object_index] += response.data.data
+    resumed, *rest = [answer async for answer in stubs.exchange.PullFragment(request)]
+    assert (resumed.plan.target, list(resumed.plan.objects)) == (plan.target, list(plan.objects))
+    for answer in rest:
+        assert len(received[answer.data.object_index]) == answer.data.offset
+        received[answer.data.object_index] += answer.data.data
     apply_plan(plan, received, layout("body"), None)
 
 
@@ -134,24 +96,23 @@ async def test_a_download_ends_at_its_limit(
 ) -> None:
     for _ in range(2):
         await learner.advance()
-    request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=0)
-    request.target_version, request.limit_bytes = 2, limit_bytes
-    answers = [response async for response in stubs.exchange.PullFragment(request)]
-    whole_bytes = sum(one.size_bytes for one in answers[0].plan.objects)
-    assert len(answers[0].plan.objects) == 2
-    assert sum(len(answer.data.data) for answer in answers[1:]) == min(limit_bytes, whole_bytes)
-    request.limit_bytes = -1
-    with refused("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT):
-        await _read(stubs.exchange.PullFragment(request))
+    request = exchange.PullFragmentRequest(run=run.name, fragment="body", target_version=2, limit_bytes=limit_bytes)
+    described, *answers = [answer async for answer in stubs.exchange.PullFragment(request)]
+    sizes = [planned.size_bytes for planned in described.plan.objects]
+    assert len(sizes) == 2
+    assert sum(len(answer.data.data) for answer in answers) == min(limit_bytes, sum(sizes))
 
 
-async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    await learner.leave()
-    found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
-    assert [(seen.learner_id, seen.is_live) for seen in found.learners] == [("eu", False)]
-    await learner.attach()
-    found = await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
-    assert [(seen.learner_id, seen.is_live) for seen in found.learners] == [("eu", True)]
+async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs) -> None:
+    run, _ = await create_run(stubs, policy=quick(lease_term=LONG))
+    learner = await attached(stubs, run)
+    for is_live in (False, True):
+        if is_live:
+            await learner.attach()
+        else:
+            await learner.leave()
+        (seen,) = (await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))).learners
+        assert (seen.learner_id, seen.is_live) == ("eu", is_live)
 
 
 async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces_it(stubs: Stubs) -> None:
@@ -163,37 +124,32 @@ async def test_a_newer_session_is_told_of_the_pending_delta_and_its_own_replaces
     newer = RawLearner(stubs, run, "eu", random.Random(3))
     answer = await newer.attach()
     assert [(delta.delta_id, delta.fate) for delta in answer.pending] == [(older.delta_id, types.FATE_PENDING)]
-    assert (answer.run.uid, answer.lease_term.seconds) == (run.uid, 15)
-    header = newer.header(base, "body")
-    await newer.push(header, delta_values(2))
+    await newer.push(newer.header(base, "body"), delta_values(2))
     (fate,) = (await newer.event("fates_decided")).fates_decided.fates
     assert (fate.delta_id, fate.fate) == (older.delta_id, types.FATE_SUPERSEDED)
-    learner.detach()
-    newer.detach()
 
 
 async def test_an_observer_sees_the_past_and_then_the_present(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
-    for _ in range(2):
-        await learner.advance()
-    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
-    start = (await _read(call)).start
+    await learner.advance()
+    call: Any = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
+    start = (await call.read()).start
     assert start.run.position == (await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))).run.position
     assert [seen.learner_id for seen in start.learners] == ["eu"]
-    committed: list[tuple[str, int]] = []
-    positions = [1]
     await learner.push(learner.header(await pull(stubs, run, "body"), "body"), delta_values())
-    while len(committed) < 5:
-        event = (await _read(call)).event
-        positions.append(event.position)
-        if event.WhichOneof("kind") == "version_committed":
-            committed.append((event.version_committed.version.fragment, event.version_committed.version.version))
+    events = [event for _ in range(4) for event in await events_until(call, "version_committed")]
+    versions = [event.version_committed.version for event in events if event.HasField("version_committed")]
+    committed = [(version.fragment, version.version) for version in versions]
     # The initial weights of several fragments are stored side by side.
-    assert sorted(committed[:2]) == [("body", 0), ("head", 0)]
-    assert committed[2:] == [("body", 1), ("body", 2), ("body", 3)]
+    assert (sorted(committed[:2]), committed[2:]) == ([("body", 0), ("head", 0)], [("body", 1), ("body", 2)])
+    positions = [event.position for event in events]
     assert positions == sorted(positions)
-    call.cancel()
+    learner.step = 17
+    await learner.report()
+    while (event := (await events_until(call, "learner"))[-1]).learner.report.step_count != 17:
+        pass
+    assert event.learner.learner_id == "eu"
 
 
 async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
@@ -201,27 +157,12 @@ async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
 ) -> None:
     other, observer = await attached(stubs, run, "us"), await observed(stubs, run)
     await learner.push(learner.header(await pull(stubs, run, "body"), "body"), delta_values())
-    assert other.call is not None
-    assert learner.call is not None
     heard = [
         {event.WhichOneof("kind") for event in await events_until(call, "version_committed")}
         for call in (other.call, learner.call, observer)
     ]
     of_its_own, of_all = {"delta_accepted"}, {"delta_accepted", "round_closed"}
     assert [kinds & of_all for kinds in heard] == [set(), of_its_own, of_all]
-    other.detach()
-    observer.cancel()
-
-
-async def test_an_observer_sees_reports(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
-    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
-    await _read(call)
-    learner.step = 17
-    await learner.report()
-    while (event := (await _read(call)).event).learner.report.step_count != 17:
-        pass
-    assert (event.learner.learner_id, event.learner.is_live) == ("eu", True)
-    call.cancel()
 
 
 async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
@@ -230,14 +171,30 @@ async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: t
         await learner.event("status_changed")
 
 
-async def test_a_drained_server_refuses_and_says_where_to_go(server: SyncerServer, run: types.Run) -> None:
-    async with connected(server.port) as other:
-        learner = await attached(other, run)
-        draining = asyncio.create_task(server.host.drain(5.0))
-        assert (await learner.event("draining")).draining.grace.seconds == 5
-        with refused("DRAINING", grpc.StatusCode.UNAVAILABLE):
-            await learner.event("status_changed")
-        await draining
-        with refused("DRAINING", grpc.StatusCode.UNAVAILABLE) as caught:
-            await learner.attach()
-        assert caught.refusal.retry_after_s is not None
+async def test_an_answer_says_what_becomes_of_a_vector_codec_that_has_no_effect(stubs: Stubs) -> None:
+    plain = types.Encoding(codec=types.CODEC_FLOAT32, vector_codec=types.CODEC_INT8, compressor=types.COMPRESSOR_NONE)
+    run, _ = await create_run(stubs, policy=quick(update_encoding=plain))
+    assert run.policy.update_encoding.vector_codec == types.CODEC_FLOAT32
+    await (await attached(stubs, run)).advance()
+    request = exchange.PullFragmentRequest(run="demo", fragment="body", from_version=0, is_newest=True)
+    data = b"".join([answer.data.data async for answer in stubs.exchange.PullFragment(request)])
+    assert {frame.codec for frame in parse_frames(data)} == {"float32"}
+
+
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+async def test_reflection_describes_every_service_under_both_of_its_names(stubs: Stubs, package: str) -> None:
+    method = stubs.channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+    async def ask(**question: str) -> reflection_pb2.ServerReflectionResponse:
+        (answer,) = [answer async for answer in method(iter([reflection_pb2.ServerReflectionRequest(**question)]))]
+        return answer
+
+    names = {service.name for service in (await ask(list_services="")).list_services_response.service}
+    assert {"skerry.v1.Capabilities", "skerry.v1.Exchange", "skerry.v1.Runs", "grpc.health.v1.Health"} <= names
+    for name in (*names, "google.rpc.ErrorInfo"):
+        described = await ask(file_containing_symbol=name)
+        assert described.file_descriptor_response.file_descriptor_proto, name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import click
 import grpc
 import pytest
 from click.testing import CliRunner
-from google.protobuf.duration_pb2 import Duration
 from prometheus_client.parser import text_string_to_metric_families
 
 from skerry import ArrayLearner, PoisonedError, Stats
@@ -23,10 +21,8 @@ from skerry.cli.main import cli
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.exposition import exposed
 from skerry.v1 import runs_pb2 as runs
-from skerry.v1 import types_pb2 as types
 from skerry_learner.command import learn
 from skerry_learner.exposition import LearnerMetrics
-from skerry_syncer.command import serve
 from skerry_syncer.run.metrics import _GAUGES, MeasuredObjects, SyncerMetrics
 from skerry_syncer.server import SyncerServer, serving
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError
@@ -35,12 +31,19 @@ from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.support.quadratic import QUICK, Quadratic, train_until
-from tests.support.raw_learner import attached, commit, connected, create_draft, create_run, layout, refused
+from tests.support.raw_learner import (
+    LONG,
+    attached,
+    commit,
+    connected,
+    create_draft,
+    create_run,
+    layout,
+    quick,
+    refused,
+)
 
 ALERTS = Path(__file__).parents[3] / "docker" / "alerts.yml"
-
-
-POLICY = types.Policy(inner_step_count=4, grace_factor=0.0, quorum_count=1, lease_term=Duration(seconds=600))
 
 
 class Samples(dict[tuple[str, frozenset[str]], float]):
@@ -53,19 +56,11 @@ class Samples(dict[tuple[str, frozenset[str]], float]):
 def known_labels() -> dict[str, frozenset[str]]:
     """Returns the labels of each of the syncer's metrics, under the name that a query uses."""
     counted = [metric for metric in vars(SyncerMetrics(SystemClock())).values() if hasattr(metric, "_labelnames")]
-    found = {
+    labels = {
         metric._name + ("_total" if metric._type == "counter" else ""): frozenset(metric._labelnames)
         for metric in counted
     }
-    return found | {name: frozenset(labels) for name, (_, labels) in _GAUGES.items()}
-
-
-class Resting:
-    """A learner before its first step."""
-
-    stats = Stats(versions={"body": 0})
-    progress = None
-    failure = None
+    return labels | {name: frozenset(names) for name, (_, names) in _GAUGES.items()}
 
 
 _ALERTS = re.split(r"- alert: ", ALERTS.read_text("utf-8"))[1:]
@@ -79,7 +74,7 @@ def test_an_alert_names_metrics_labels_and_commands_that_exist(alert: str) -> No
     for name, matchers in re.findall(r"\b(skerry_\w+?|up)(?:_bucket)?\b(?:\{([^}]*)\})?", expression):
         labels |= known[name]
         assert set(re.findall(r'(\w+)="', matchers)) <= known[name]
-    kept = [set(found.replace(",", " ").split()) for found in re.findall(r"\bby \(([^)]*)\)", expression)] or [labels]
+    kept = [set(names.replace(",", " ").split()) for names in re.findall(r"\bby \(([^)]*)\)", expression)] or [labels]
     assert set().union(*kept) <= labels
     assert set(re.findall(r"\$labels\.(\w+)", texts)) <= set.intersection(*kept) - {"le"}
     for line in re.findall(r"`skerry ([^`]*)`", texts):
@@ -100,56 +95,37 @@ async def scraped(url: str) -> Samples:
     return samples
 
 
-@pytest.fixture
-async def watched(store_url: str) -> AsyncIterator[SyncerServer]:
-    async with serving(open_objects(store_url), replace(LOCAL, metrics="127.0.0.1:0")) as server:
-        yield server
-
-
-async def test_a_scrape_of_a_server_tells_what_its_runs_do(watched: SyncerServer) -> None:
-    before = await scraped(watched.metrics_url)
-    assert before("skerry_runs") == 0
-    assert before("skerry_part_budget_bytes") == LOCAL.host.in_flight_bytes
-    async with connected(watched.port) as stubs:
-        run, _ = await create_run(stubs, policy=POLICY)
-        await (await attached(stubs, run)).advance()
-        with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
-            await stubs.runs.GetRun(runs.GetRunRequest(name="other"))
-        after = await scraped(watched.metrics_url)
-    assert after("skerry_runs") == 1
-    assert after("skerry_version", "demo", "body") == 1
-    assert after("skerry_versions_total", "demo") == 1
-    # The initial weights of each fragment are pushed as deltas too.
-    assert after("skerry_deltas_accepted_total", "demo") == 1 + len(run.fragments)
-    assert after("skerry_deltas_decided_total", "demo", "merged", "") >= 1
-    assert after("skerry_learners", "demo", "live") == 1
-    assert after("skerry_learners", "demo", "participating") == 1
-    assert after("skerry_log_position", "demo") >= 3
-    assert 0 <= after("skerry_version_age_seconds", "demo") < 60
-    assert after("skerry_rounds_open", "demo") == 0
-    assert after("skerry_merge_duration_seconds_count", "demo") == 1
-    assert after("skerry_rpc_refusals_total", "Runs/GetRun", "RUN_NOT_FOUND") == 1
-    assert after("skerry_rpc_received_bytes_total", "Exchange/PushDelta") > layout("body").numel // 2
-    assert after("skerry_rpc_sent_bytes_total", "Exchange/PullFragment") > 4 * layout("body").numel
-    assert after("skerry_store_call_duration_seconds_count", "create") >= 3
-    async with asyncio.timeout(10):  # the lag is measured once in a while
-        while (await scraped(watched.metrics_url))("skerry_event_loop_lag_seconds_count") < 1:
-            await asyncio.sleep(0.1)
-
-
-async def test_another_creators_draft_says_nothing_of_the_run_that_got_the_name(watched: SyncerServer) -> None:
-    async with connected(watched.port) as stubs:
-        await create_draft(stubs, policy=POLICY)
-        late, _ = await create_draft(stubs, seed=1, policy=POLICY)
-        run, _ = await create_run(stubs, policy=POLICY)
+async def test_a_scrape_of_a_server_tells_what_its_runs_do_and_nothing_of_drafts(store_url: str) -> None:
+    policy = quick(lease_term=LONG)
+    async with (
+        serving(open_objects(store_url), replace(LOCAL, metrics="127.0.0.1:0")) as server,
+        connected(server.port) as stubs,
+    ):
+        assert (await scraped(server.metrics_url))("skerry_runs") == 0
+        late, _ = await create_draft(stubs, seed=1, policy=policy)
+        run, _ = await create_run(stubs, policy=policy)
         await (await attached(stubs, run)).advance()
         with refused("RUN_EXISTS", grpc.StatusCode.ALREADY_EXISTS):
             await commit(stubs, late)
-        found = await scraped(watched.metrics_url)
-    assert found("skerry_runs") == 2
-    assert found("skerry_learners", "demo", "live") == 1
-    assert found("skerry_version", "demo", "body") == 1
-    assert found("skerry_versions_total", "demo") == 1
+        with refused("RUN_NOT_FOUND", grpc.StatusCode.NOT_FOUND):
+            await stubs.runs.GetRun(runs.GetRunRequest(name="other"))
+        samples = await scraped(server.metrics_url)
+        async with asyncio.timeout(10):  # the lag is measured once in a while
+            while (await scraped(server.metrics_url))("skerry_event_loop_lag_seconds_count") < 1:
+                await asyncio.sleep(0.1)
+    assert samples("skerry_version", "demo", "body") == 1
+    assert samples("skerry_versions_total", "demo") == 1
+    assert samples("skerry_deltas_decided_total", "demo", "merged", "") >= 1
+    assert samples("skerry_learners", "demo", "live") == 1
+    assert samples("skerry_learners", "demo", "participating") == 1
+    assert samples("skerry_log_position", "demo") >= 3
+    assert 0 <= samples("skerry_version_age_seconds", "demo") < 60
+    assert samples("skerry_rounds_open", "demo") == 0
+    assert samples("skerry_merge_duration_seconds_count", "demo") == 1
+    assert samples("skerry_rpc_refusals_total", "Runs/GetRun", "RUN_NOT_FOUND") == 1
+    assert samples("skerry_rpc_received_bytes_total", "Exchange/PushDelta") > layout("body").numel // 2
+    assert samples("skerry_rpc_sent_bytes_total", "Exchange/PullFragment") > 4 * layout("body").numel
+    assert samples("skerry_store_call_duration_seconds_count", "create") >= 3
 
 
 async def test_a_failing_store_is_counted_and_its_answers_are_not() -> None:
@@ -162,7 +138,6 @@ async def test_a_failing_store_is_counted_and_its_answers_are_not() -> None:
         await objects.create("a", b"2")
     with pytest.raises(ObjectMissingError):
         await objects.get("b")
-    assert _counted(metrics, "skerry_store_errors_total") == {}
     assert [piece async for piece in objects.stream("a")] == [b"1"]
     assert [info.name async for info in objects.list("")] == ["a"]
     faulty.schedule = lambda *_: Fault(Effect.ERROR_BEFORE, StoreFullError)
@@ -188,6 +163,14 @@ async def test_a_scrape_of_a_learner_tells_what_it_exchanges(server: SyncerServe
     assert samples("skerry_learner_stopped", *us, "") == 0
 
 
+def _learner_samples(target: str) -> Samples:
+    problem = Quadratic()
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
+        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 1)
+        with exposed(LearnerMetrics(learner, run="fit", learner_id="us"), "127.0.0.1:0") as url:
+            return asyncio.run(scraped(url))
+
+
 def test_what_was_not_merged_has_its_cause_for_a_label() -> None:
     stats = Stats(causes={"quarantined: norm is an outlier": 30}, problem=PoisonedError("QUARANTINED", "delta"))
     learner = SimpleNamespace(stats=stats, progress=None, failure=None)
@@ -197,31 +180,6 @@ def test_what_was_not_merged_has_its_cause_for_a_label() -> None:
     assert values["skerry_learner_problem", "fit", "us", "QUARANTINED"] == 1
 
 
-def _learner_samples(target: str) -> Samples:
-    problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 1)
-        with exposed(LearnerMetrics(learner, run="fit", learner_id="us"), "127.0.0.1:0") as url:
-            return asyncio.run(scraped(url))
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "says"),
-    [
-        (serve, ["--metrics", "9464"], "HOST:PORT"),
-        (learn, ["--metrics", "127.0.0.1:0", "--alone"], "--alone has none"),
-    ],
-)
-def test_a_wrong_address_for_metrics_is_refused(command: Any, options: Iterable[str], says: str) -> None:
-    result = CliRunner().invoke(command, list(options))
-    assert result.exit_code == 2
-    assert says in result.output
-
-
-def test_a_taken_port_for_metrics_is_said_under_its_option(tmp_path: Path) -> None:
-    with exposed(LearnerMetrics(cast("Any", Resting()), run="fit", learner_id="us"), "127.0.0.1:0") as url:
-        address = url.removeprefix("http://").removesuffix("/metrics")
-        options = ["--listen", "127.0.0.1:0", "--metrics", address, "--store", (tmp_path / "store").as_uri()]
-        result = CliRunner().invoke(serve, options)
-    assert result.exit_code == 2
-    assert "--metrics" in result.output
+def test_a_learner_alone_has_no_metrics() -> None:
+    result = CliRunner().invoke(learn, ["--metrics", "127.0.0.1:0", "--alone"])
+    assert (result.exit_code, "--alone has none" in result.output) == (2, True)

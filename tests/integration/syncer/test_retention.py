@@ -14,10 +14,9 @@ from skerry_syncer.server import serving
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.raw_learner import QUICK, Stubs, attached, connected, create_run, pull, refused
+from tests.support.raw_learner import Stubs, attached, connected, create_run, pull, quick, refused
 
-_LITTLE = types.Policy(kept_version_count=1, kept_hours=0, kept_day_count=0, snapshot_ratio=0.3)
-_LITTLE.MergeFrom(QUICK)
+_LITTLE = quick(kept_version_count=1, kept_hours=0, kept_day_count=0, snapshot_ratio=0.3)
 _OFTEN = ReplicaSettings(collection_look_s=0.05, checkpoint_every=16)
 
 

@@ -9,7 +9,7 @@ import pytest
 from skerry.v1 import runs_pb2 as runs
 from skerry_syncer.server import serving
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.raw_learner import attached, connected, create_run, pull, snapshot_policy
+from tests.support.raw_learner import attached, connected, create_run, pull, quick
 from tests.support.stuck_objects import StuckObjects
 
 
@@ -17,7 +17,7 @@ from tests.support.stuck_objects import StuckObjects
 async def test_merges_go_on_while_a_snapshot_is_written(stuck: str) -> None:
     objects = StuckObjects()
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs, policy=snapshot_policy(1e-9))
+        run, _ = await create_run(stubs, policy=quick(snapshot_ratio=1e-9))
         learner = await attached(stubs, run)
         objects.stuck = f"snapshots/body/1-{stuck}"
         versions = [(await learner.advance(seed)).version_committed.version.version for seed in range(3)]

@@ -86,3 +86,9 @@ def test_initial_weights_belong_to_no_learner() -> None:
     request = exchange.PushDeltaRequest(header=header)
     allowed = {who for who, caller in CALLERS.items() if is_allowed(caller, "Exchange/PushDelta", request)}
     assert allowed == {"learner", "learner of the run", "another learner of the run", "admin"}
+
+
+def test_a_stream_that_does_not_say_for_whom_it_speaks_is_for_nobody() -> None:
+    learner = CALLERS["learner"]
+    assert not is_allowed(learner, "Exchange/Attach", exchange.AttachRequest(leave=exchange.Leave()))
+    assert not is_allowed(learner, "Exchange/PushDelta", exchange.PushDeltaRequest(data=b"weights"))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
+import zlib
 
 import numpy as np
 import pytest
 
-from skerry.wire.codecs import Codec, Compressor, Encoding
+from skerry.wire.codecs import HEADER_SIZE, Codec, Compressor, Encoding
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 
 LAYOUT = FragmentLayout("body", (TensorSpec("a", (32, 32)), TensorSpec("b", (32, 32))))
+PLAIN = b"".join(
+    encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.FLOAT32, compressor=Compressor.NONE))
+)
 
 
 async def test_parts_within_the_budget_do_not_wait() -> None:
@@ -82,7 +88,11 @@ async def test_a_client_that_stops_in_its_transfers_keeps_an_eighth_of_the_budge
     await asyncio.wait(stopped)
 
 
-def _arrived(data: bytes, limit_bytes: int) -> ArrivingPart:
+def _encoded(encoding: Encoding) -> bytes:
+    return b"".join(encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, encoding))
+
+
+def _arrived(data: bytes, limit_bytes: int = 2**20) -> ArrivingPart:
     part = ArrivingPart(LAYOUT, 0, LAYOUT.numel, codecs=frozenset(Codec), limit_bytes=limit_bytes)
     for start in range(0, len(data), 100):
         part.feed(data[start : start + 100])
@@ -91,23 +101,40 @@ def _arrived(data: bytes, limit_bytes: int) -> ArrivingPart:
 
 def test_a_part_has_the_squared_norm_of_each_of_its_tensors() -> None:
     values = np.repeat(np.array([1, 2], np.float32), 1024)
-    part = _arrived(b"".join(encode_frames(values, LAYOUT, Encoding(Codec.FLOAT32))), 2**20)
+    part = _arrived(b"".join(encode_frames(values, LAYOUT, Encoding(Codec.FLOAT32))))
     part.finish()
     assert list(part.squared_norms) == [1024.0, 4096.0]
 
 
 def test_a_part_that_decompresses_to_more_than_twice_its_size_is_not_kept() -> None:
-    data = b"".join(encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.INT4)))
-    raw = b"".join(
-        encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.INT4, compressor=Compressor.NONE))
-    )
+    data, raw = _encoded(Encoding(Codec.INT4)), _encoded(Encoding(Codec.INT4, compressor=Compressor.NONE))
     assert len(data) < len(raw) // 4
     assert not _arrived(data, len(data)).kept
     assert _arrived(data, len(raw)).kept
 
 
+def _not_finite() -> bytes:
+    """Returns a frame with a right checksum and a NaN."""
+    header, payload = PLAIN[: HEADER_SIZE - 4], struct.pack("<f", math.nan) + PLAIN[HEADER_SIZE + 4 :]
+    return header + struct.pack("<I", zlib.crc32(header + payload)) + payload
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (_not_finite(), "NON_FINITE"),
+        (PLAIN[:-1] + b"\0", "BAD_FRAME"),
+        (PLAIN + PLAIN, "OUT_OF_RANGE"),
+        (_encoded(Encoding(Codec.INT4, block=8)), "ENCODING_UNSUPPORTED"),
+    ],
+)
+def test_a_part_is_refused_by_what_its_frames_hold(data: bytes, reason: str) -> None:
+    with pytest.raises(SyncerError) as caught:
+        _arrived(data)
+    assert caught.value.reason == reason
+
+
 def test_a_part_with_more_bytes_than_it_may_have_is_refused() -> None:
-    data = b"".join(encode_frames(np.ones(LAYOUT.numel, np.float32), LAYOUT, Encoding(Codec.FLOAT32)))
     with pytest.raises(SyncerError, match="too many bytes") as caught:
-        _arrived(data, len(data) - 1)
+        _arrived(PLAIN, len(PLAIN) - 1)
     assert caught.value.reason == "TOO_LARGE"

@@ -20,6 +20,7 @@ from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.push import Push, begin_push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.settings import ReplicaSettings
+from skerry_syncer.store.log import run_log
 from skerry_syncer.store.log.entries import AcceptedItem, Fate, SessionItem
 from tests.support.merge_driver import FLOAT32, FRAGMENT, Driver, layout_of
 
@@ -100,8 +101,9 @@ async def test_a_header_is_refused_before_its_bytes_are_read(
     with pytest.raises(SyncerError) as caught:
         await bench.begin(**changes)
     assert caught.value.reason == reason
-    with pytest.raises(BadNameError):
-        await bench.begin(learner="../eu")
+    for field in ("learner", "session", "delta"):
+        with pytest.raises(BadNameError):
+            await bench.begin(**{field: "../eu"})
 
 
 @pytest.mark.parametrize("parts", [WHOLE, HALVES])
@@ -138,14 +140,24 @@ async def test_the_same_push_again_returns_the_same_delta_and_another_of_its_bas
     assert bench.replica.state.position == position
 
 
-async def test_what_does_not_make_a_whole_delta_of_its_digest_is_refused(bench: Bench) -> None:
-    overlapping = await bench.push((0, 5), HALVES[1])
+async def test_what_does_not_make_a_whole_delta_of_its_digest_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await bench.push((0, 5))).abandon()
+    overlapping = await bench.push(HALVES[1])
     with pytest.raises(SyncerError, match="parts overlap") as caught:
         await overlapping.complete(digest_of(WHOLE))
     assert caught.value.reason == "OUT_OF_RANGE"
     with pytest.raises(SyncerError) as caught:
         await (await bench.push(*WHOLE, delta="e" * 32)).complete(digest_of(HALVES))
     assert caught.value.reason == "DIGEST_MISMATCH"
+    whole = await bench.push(*HALVES)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_log, "MAX_APPEND_BYTES", 100)
+        with pytest.raises(SyncerError, match="too many parts") as caught:
+            await whole.complete(digest_of(HALVES))
+    assert caught.value.reason == "TOO_LARGE"
+    assert (await whole.complete(digest_of(HALVES))).fate is Fate.PENDING
 
 
 async def test_a_part_is_refused_by_its_place_its_size_and_its_bytes(bench: Bench) -> None:

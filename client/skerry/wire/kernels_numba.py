@@ -166,6 +166,42 @@ def decode(  # noqa: C901, PLR0912 - as `quantise`
             element += n
 
 
+@_compiled_on_use
+def _square(code: int) -> np.uint32:
+    """The square of a 4-bit code's level."""
+    level = np.int32(code ^ 8) - np.int32(8)
+    return np.uint32(level * level)
+
+
+@_compiled(types.float64(types.int64, _read_bytes, _edges, _read_floats))
+def squared_norm(
+    bits: int,
+    codes: NDArray[np.uint8],
+    edges: NDArray[np.uint64],  # (count + 1,) blocks of one tensor; the codes are those of their range's whole frame
+    scales: Float32s,  # (count,) checked
+) -> float:
+    """The sum of the squares of what `decode` would store, before each is rounded to float32."""
+    norm = 0.0
+    for block in range(np.uint64(len(scales))):
+        first, stop = edges[block], edges[block + _ONE]
+        total = np.uint32(0)  # at most 2^16 squares of at most 2^14
+        if bits == 8:
+            for i in range(stop - first):
+                level = np.int32(np.int8(codes[first + i]))
+                total += np.uint32(level * level)
+        else:
+            if first & _ONE:
+                total += _square(codes[first >> _ONE] >> 4)
+                first += _ONE
+            for byte in range(first >> _ONE, stop >> _ONE):
+                total += _square(codes[byte] & 15) + _square(codes[byte] >> 4)
+            if stop > first and stop & _ONE:
+                total += _square(codes[stop >> _ONE] & 15)
+        scale = np.float64(scales[block])
+        norm += np.float64(total) * (scale * scale)
+    return norm
+
+
 @_compiled(types.float64(_read_floats), fastmath={"reassoc"})
 def square_sum(values: Float32s) -> float:
     """The sum of squares in float64, in whatever order is fastest: its last bits depend on the machine."""

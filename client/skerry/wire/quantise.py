@@ -3,6 +3,8 @@
 Every step is one IEEE float32 operation, rounded to nearest even, or an integer operation. So NumPy, kernels, torch and
 all machines write the same bytes and read the same values. This holds also where subnormal numbers are flushed to zero:
 scales are so far above the subnormal range that a subnormal element rounds to code 0 in either case.
+
+Norms of a frame's elements are computed here too, because they can be computed from its codes.
 """
 
 from __future__ import annotations
@@ -143,8 +145,7 @@ def per_tensor_squared_norms(
     depend on the machine, so a norm is recorded once and never computed again to compare.
     """
     norms = np.zeros(len(layout.tensors), np.float64) if norms is None else norms
-    # Bits of small ranges, as simulations have, do not depend on what is loaded.
-    kernels = kernels_for(values) if len(values) >= _SQUARED_NUMEL else None
+    kernels = _kernels_for_norms(values)
     if kernels is not None:
         for index, start, stop in layout.ranges(first, len(values)):
             norms[index] += kernels.square_sum(values[start - first : stop - first])
@@ -155,6 +156,40 @@ def per_tensor_squared_norms(
             chunk = values[low - first : min(low + _SQUARED_NUMEL, stop) - first]
             norms[index] += np.square(chunk, out=squares[: len(chunk)], dtype=np.float64).sum()
     return norms
+
+
+def quantised_squared_norms(
+    codec: Codec,
+    raw: NDArray[np.uint8],  # of the range, as `dequantise` takes it
+    blocks: Blocks | None,
+    *,
+    layout: FragmentLayout,
+    first: int,  # of the range
+    scratch: NDArray[np.float32],  # (numel of the range,) written where the range has to be decoded
+    norms: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Returns `per_tensor_squared_norms` of what a range's raw bytes decode to; adds it to `norms` where given.
+
+    Raises:
+        FrameError: NON_FINITE or BAD_SCALE.
+    """
+    kernels = _kernels_for_norms(scratch)
+    if blocks is None or kernels is None:
+        dequantise(codec, raw, blocks, scratch)
+        return per_tensor_squared_norms(scratch, layout, first, norms)
+    scales, codes = _checked(codec, raw, blocks)
+    norms = np.zeros(len(layout.tensors), np.float64) if norms is None else norms
+    edges, low = blocks.edges, 0
+    for index, start, stop in layout.ranges(first, len(scratch)):
+        high = low + -(-(stop - start) // blocks.size)
+        norms[index] += kernels.squared_norm(codec.bits, codes, edges[low : high + 1], scales[low:high])
+        low = high
+    return norms
+
+
+def _kernels_for_norms(values: NDArray[np.float32]) -> ModuleType | None:
+    """Returns the kernels for large ranges; in small ones, as simulations have, bits don't depend on what is loaded."""
+    return kernels_for(values) if len(values) >= _SQUARED_NUMEL else None
 
 
 def _checked(codec: Codec, raw: NDArray[np.uint8], blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

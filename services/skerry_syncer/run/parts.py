@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
 from skerry.wire.errors import FrameError
-from skerry.wire.frames import Frame, FrameReader, decode_frame, parse_frames, raw_bytes
+from skerry.wire.frames import Frame, FrameReader, open_frame, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
-from skerry.wire.quantise import per_tensor_squared_norms
+from skerry.wire.quantise import quantised_squared_norms
 from skerry_syncer.errors import SyncerError, from_wire
 
 # Of a budget, for one client: 64 MiB by default, which fills 5 Gbit/s at a round trip of 100 ms.
@@ -149,5 +149,15 @@ class ArrivingPart:
             self.kept.append(frame)
         else:
             self.kept.clear()
-        values = decode_frame(frame, self._layout, self._values[: frame.numel], digest=self._hasher)
-        per_tensor_squared_norms(values, self._layout, frame.first, self.squared_norms)
+        values = self._values[: frame.numel]
+        blocks, raw = open_frame(frame, self._layout, values)
+        self._hasher.update(raw.data)
+        quantised_squared_norms(
+            frame.codec,
+            raw,
+            blocks,
+            layout=self._layout,
+            first=frame.first,
+            scratch=values,
+            norms=self.squared_norms,
+        )

@@ -29,8 +29,9 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, quantise
-from skerry.wire.frames import decode_frames, encode_frames, parse_frames
+from skerry.wire.frames import decode_frames, encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
+from skerry.wire.quantise import per_tensor_squared_norms, quantised_squared_norms
 from tests.unit.wire.wire_strategies import LARGEST, block_encodings, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
@@ -123,6 +124,33 @@ def test_values_are_accumulated_and_subtracted_as_by_numpy(fragment: Fragment, e
         return acc.tobytes(), weights.tobytes()
 
     done_by_both(work)
+
+
+def check_norms(values: NDArray[np.float32], layout: FragmentLayout, encoding: Encoding) -> None:
+    """Compares the norms of codes with those of the values that they stand for."""
+    decoded, norms = np.empty_like(values), np.zeros(len(layout.tensors))
+    data = b"".join(encode_frames(values, layout, encoding, decoded=decoded))
+    with patch.object(quantise, "_kernels_for_norms", lambda _: KERNELS):
+        for frame in parse_frames(data):
+            scratch = np.full(frame.numel, np.nan, np.float32)
+            blocks, raw = open_frame(frame, layout, scratch)
+            quantised_squared_norms(
+                frame.codec, raw, blocks, layout=layout, first=frame.first, scratch=scratch, norms=norms
+            )
+    np.testing.assert_allclose(norms, per_tensor_squared_norms(decoded, layout, 0), rtol=1e-6, atol=0)
+
+
+@given(fragments(), block_encodings, st.sampled_from([16, 64, codecs.MAX_FRAME_NUMEL]))
+def test_norms_of_codes_are_those_of_the_values(fragment: Fragment, encoding: Encoding, frame_numel: int) -> None:
+    layout, values = fragment
+    with patch.object(codecs, "MAX_FRAME_NUMEL", frame_numel):
+        check_norms(values, layout, replace(encoding, block=min(encoding.block, frame_numel)))
+
+
+@pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
+def test_the_largest_block_has_a_norm(codec: Codec) -> None:
+    layout = layout_of((2, 65535))
+    check_norms(np.full(layout.numel, 3, np.float32), layout, Encoding(codec, block=65535))
 
 
 def made_up_step(layout: FragmentLayout, acc: NDArray[np.float32], encoding: Encoding, seed: int) -> Step:

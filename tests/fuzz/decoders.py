@@ -181,7 +181,7 @@ def _golden() -> _Golden:
     (spec_path,) = _GOLDEN.glob("*/run.json")
     spec = RunSpec.from_bytes(spec_path.read_bytes())
     entries = [path.read_bytes() for path in sorted((spec_path.parent / "log").iterdir())]
-    state, states, heads = RunState(spec, forgets=True), [], []
+    state, states, heads = RunState(spec), [], []
     for entry in entries:
         states.append(state_to_bytes(state))
         heads.append(state.head_digest)

@@ -33,7 +33,6 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     entry_name,
 )
-from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, RunState
 from skerry_syncer.store.maintenance.checking import verify_run
@@ -43,6 +42,7 @@ from tests.simulation.collected import Collections, with_deleted
 from tests.simulation.evidence import Evidence, state_digest
 from tests.simulation.observer import open_run
 from tests.simulation.records import LearnerRecord
+from tests.support.whole_history import WholeHistory
 
 _FATES: Final = {
     types_pb2.FATE_MERGED: Fate.MERGED,
@@ -79,21 +79,21 @@ async def audit(evidence: Evidence) -> list[Finding]:
     except Exception as error:  # noqa: BLE001 - any failure to read the log is a finding
         return [*findings, Finding("the log can be read", repr(error))]
     log = run.log
-    replayed, whole, collections = RunState(log.spec, forgets=True), RunState(log.spec), Collections(evidence, run)
+    history, collections = WholeHistory(log.spec), Collections(evidence, run)
     admitted = []
     async for entry, data in log.entries():
-        apply_entry(whole, entry, data)
-        items = [one.item for one in apply_entry(replayed, entry, data) if one.rejection is None]
+        items = [one.item for one in history.apply(entry, data) if one.rejection is None]
         admitted += items
         rule = "no collection takes what a replica that catches up needs"
-        findings += [Finding(rule, detail) for item in items for detail in collections.admitted(whole, item)]
+        findings += [Finding(rule, detail) for item in items for detail in collections.admitted(history.state, item)]
         rule = "what was the newest within the policy's hours stays"
-        findings += [Finding(rule, detail) for item in items for detail in collections.too_early(whole, item)]
+        findings += [Finding(rule, detail) for item in items for detail in collections.too_early(history.state, item)]
     findings += [Finding("what is deleted was condemned before", name) for name in collections.deletions()]
     findings += [Finding("what the policy keeps is there", detail) async for detail in collections.losses()]
-    audit_of = _Audit(evidence, log, admitted, replayed, collections.condemned)
+    audit_of = _Audit(evidence, log, admitted, history.state, collections.condemned)
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
+    findings += [Finding("all replicas fold to the same state", detail) for detail in _differing(evidence, history)]
     report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
     return findings
@@ -104,6 +104,13 @@ def audit_so_far(evidence: Evidence, log: RunLog, admitted: list[Item]) -> list[
     return _Audit(evidence, log, admitted, log.state).safety()
 
 
+def _differing(evidence: Evidence, history: WholeHistory) -> Iterator[str]:
+    own = state_digest(history.folded)
+    for replica, digest in evidence.state_digests:
+        if digest != own:
+            yield f"{replica} has {digest}, the log makes {own}"
+
+
 class _Audit:
     """One run's rules."""
 
@@ -112,15 +119,14 @@ class _Audit:
         evidence: Evidence,
         log: RunLog,
         admitted: list[Item],
-        replayed: RunState,
+        state: RunState,
         collected: AbstractSet[str] = frozenset(),
     ) -> None:
         self.evidence = evidence
         self.collected = collected  # names of blobs
         self.admitted = admitted  # every item that the fold admitted, in log order
         self.log = log
-        self.state = log.state  # with the whole history
-        self.replayed = replayed  # what a replica makes of all entries, which forgets what is old
+        self.state = state  # with the whole history
         self.sessions = {item.session for item in admitted if isinstance(item, SessionItem)}  # that ever took over
         self.by_session = {record.session: record for record in evidence.records if record.session}
         # The deltas of each session's fragment, in the order in which they were accepted.
@@ -134,7 +140,6 @@ class _Audit:
         return [
             *self.safety(),
             *self._every_delta_has_its_fate(),
-            *self._replicas_agree(),
             *self._followers_have_the_weights(),
             *self._nothing_is_lost(),
             *self._everything_moves(),
@@ -259,12 +264,6 @@ class _Audit:
             asked = self.evidence.policy_changes.get(change.request_id)
             if asked is not None and change.policy != policy_from_message(asked, before.policy):
                 yield Finding("a change of the policy changes nothing else", f"request {change.request_id} did")
-
-    def _replicas_agree(self) -> Iterator[Finding]:
-        own = state_digest(self.replayed)
-        for replica, digest in self.evidence.state_digests:
-            if digest != own:
-                yield Finding("all replicas fold to the same state", f"{replica} has {digest}, the log makes {own}")
 
     def _followers_have_the_weights(self) -> Iterator[Finding]:
         for adopted in self.evidence.adopted:

@@ -50,7 +50,7 @@ def _parts(state: RunState, delta: str) -> list[str]:
 
 
 class Collections:
-    """Watches collections while the log is folded from its first entry by a state that forgets nothing."""
+    """Watches collections while the log is folded from its first entry."""
 
     def __init__(self, evidence: Evidence, run: Run) -> None:
         self._evidence = evidence

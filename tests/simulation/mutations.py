@@ -261,7 +261,7 @@ def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
 def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     """A collection takes the newest version for all that there is to know, and not what rebuilding it begins from."""
 
-    def newest(self: RunState, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
+    def newest(self: RunState, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
         yield fragment.versions[newest]
 
     patch.setattr(RunState, "chain", newest)

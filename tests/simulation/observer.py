@@ -26,6 +26,5 @@ async def open_run(objects: Objects) -> Run:
         entropy=SeededEntropy(random.Random(0)),
         workers=InlineWorkers(),
         writer="observer",
-        keeps_history=True,
     )
     return await store.open_run(RUN, await store.resolve(RUN))

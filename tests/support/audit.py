@@ -21,7 +21,6 @@ async def final_state(store_url: str, name: str, uid: str) -> RunState:
         entropy=SystemEntropy(),
         workers=InlineWorkers(),
         writer="audit",
-        keeps_history=True,
     )
     log = await store.open_run(name, uid)
     for fragment in log.state.fragments.values():

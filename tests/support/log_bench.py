@@ -3,12 +3,14 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from inspect import Signature, signature
 from typing import Any
 
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import PolicyItem, RunSpec
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.store import Store
 from tests.simulation.virtual_time import VirtualClock, run_virtual
 from tests.support.dict_objects import DictObjects
@@ -38,18 +40,24 @@ class Bench:
         objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
         return Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
 
+    async def log(self, faults: Callable[[str, str], Fault] = lambda _operation, _name: NO_FAULT) -> RunLog:
+        """Returns the run's log, as a replica of its own sees it."""
+        return (await self.store(faults).create_draft(SPEC)).log
+
     def policy(self) -> PolicyItem:
         return PolicyItem(self.entropy.hex_id(), Policy())
 
 
-def on_virtual_time(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs a test with a bench on a fresh virtual-time loop."""
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test with a bench, and its own parameters, on a fresh virtual-time loop."""
 
-    def run() -> None:
+    def run(**parameters: Any) -> None:
         async def main() -> None:
-            await test(Bench())
+            await test(Bench(), **parameters)
 
         run_virtual(main)
 
     run.__name__ = test.__name__
+    _bench, *others = signature(test).parameters.values()
+    run.__signature__ = Signature(others)  # type: ignore[attr-defined]  # what pytest reads
     return run

@@ -55,7 +55,7 @@ class Synthesis:
         names = [f"fragment-{number}" for number in range(fragment_count)]
         layouts = tuple(FragmentLayout(name, (TensorSpec(f"{name}.weight", (NUMEL,)),)) for name in names)
         self.spec = RunSpec(RUN, UID, layouts, {f"{name}.weight": "float32" for name in names}, 0.0)
-        self.state = RunState(self.spec, forgets=True)
+        self.state = RunState(self.spec)
         self._put = put
         self._entropy = SeededEntropy(random.Random(SEED))
         self._prefix = run_prefix(RUN, UID)

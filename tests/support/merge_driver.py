@@ -26,11 +26,14 @@ from skerry_syncer.merge.merger import MergeResult, merge_round
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
+    CollectedItem,
     CommittedItem,
     Item,
     Member,
     ObjectRef,
     PolicyItem,
+    RollbackFragment,
+    RollbackItem,
     RunSpec,
     RunStatus,
     SessionItem,
@@ -94,7 +97,7 @@ class Driver:
             PolicyItem("create", policy),
             SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()),
             StatusItem(RunStatus.OPEN),
-            *(SessionItem(f"m{index}", f"session{index}", "here") for index in range(10)),
+            *(SessionItem(f"m{index}", f"{index:032x}", "here") for index in range(10)),
         ]
         await self.append(*items)
         self.state = await Replayer(run, FRAGMENT, workers).rebuild(0, self.scratch)
@@ -144,7 +147,7 @@ class Driver:
             delta=delta,
             fragment=FRAGMENT,
             learner=f"m{learner}",
-            session=f"session{learner}",
+            session=f"{learner:032x}",
             base_version=self.state.version,
             base_digest=self.log.state.fragments[FRAGMENT].newest.digest,
             digest=delta_digest([(ref.first, ref.numel, bytes.fromhex(ref.digest)) for ref in refs]).hex(),
@@ -200,6 +203,11 @@ class Driver:
         await self.objects.delete([path])
         await self.objects.write(path, bytes(data))
 
+    async def collect(self, *names: str) -> None:
+        """Condemns and deletes objects, as a collection does."""
+        await self.append(CollectedItem(names))
+        await self.objects.delete([f"{self.log.prefix}/{name}" for name in names])
+
     async def write_snapshot(self, version: int) -> tuple[ObjectRef, ...]:
         """Stores the outer state as objects of that version: weights, momentum, residual."""
         kinds: tuple[SnapshotKind, ...] = ("weights", "momentum", "residual")
@@ -210,6 +218,16 @@ class Driver:
                 for kind, values in zip(kinds, vectors, strict=True)
             ]
         )
+
+    async def roll_back(self, source: int) -> None:
+        """Gives the run its next version, with the content of version `source`, and the state that goes with it."""
+        fragment = self.log.state.fragments[FRAGMENT]
+        self.state = await Replayer(self.run, FRAGMENT, self.workers).rebuild(source, self.scratch)
+        self.state.version = fragment.version + 1
+        refs = await self.write_snapshot(self.state.version)
+        digest = fragment.versions[source].digest
+        target = RollbackFragment(FRAGMENT, self.state.version, source, digest, refs[:1], refs[1:])
+        await self.append(RollbackItem(self.log.entropy.hex_id(), 1, (target,)))
 
     async def snapshot(self) -> None:
         """Stores the newest version in full."""

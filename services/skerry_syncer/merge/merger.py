@@ -253,7 +253,7 @@ class Merger:
     def wants_snapshot(self, name: str) -> bool:
         """Whether the updates since the fragment's last snapshot weigh more than one, by the ratio, or are many."""
         fragment = self._run.state.fragments[name]
-        chain = self._run.state.chain(fragment, fragment.version, 0)
+        chain = self._run.state.chain(fragment, fragment.version)
         updates = [version.weights_refs for version in chain if not version.weights]
         size_bytes = sum(ref.size_bytes for refs in updates for ref in refs)
         least_bytes = self._run.state.policy.snapshot_ratio * _FLOAT32_BYTES * fragment.layout.numel

@@ -161,7 +161,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         fragment = fragment_of(replica.state, request.fragment)
         before = request.before_version or fragment.version + 1
-        numbers = sorted((number for number in fragment.known() if number < before), reverse=True)[:count]
+        numbers = sorted((number for number in fragment.versions if number < before), reverse=True)[:count]
         versions: list[runs_pb2.VersionRecord] = []
         size_bytes = 0
         for number in numbers:

@@ -46,18 +46,13 @@ class Store:
         entropy: Entropy,
         workers: Workers,
         writer: str,
-        keeps_history: bool = False,
     ) -> None:
-        """`writer` names this replica in the entries that it writes, for people.
-
-        With `keeps_history`, logs are folded from their first entry and forget nothing: for tools that read the past.
-        """
+        """`writer` names this replica in the entries that it writes, for people."""
         self.objects = objects
         self._clock = clock
         self._entropy = entropy
         self._workers = workers
         self._writer = writer
-        self._keeps_history = keeps_history
         self._creator = Creator(objects, clock, entropy)
         # One object per run: two would not know of each other's entries in doubt.
         self._runs: dict[tuple[str, str], Run] = {}
@@ -137,7 +132,7 @@ class Store:
         key = (spec.name, spec.uid)
         opened = self._runs.get(key)
         if opened is None or opened.log.failure is not None:
-            state = None if self._keeps_history else await newest_state(self.objects, spec)
+            state = await newest_state(self.objects, spec)
             if self._runs.get(key) is not opened:  # another call opened it meanwhile
                 return await self._open(spec)
             self._runs[key] = Run(

@@ -66,7 +66,7 @@ async def newest_state(objects: Objects, spec: RunSpec, *, at_most: int | None =
             return await _load(objects, spec, name, position)
         except (ObjectMissingError, ValueError) as error:
             _LOG.warning("checkpoint is not used", run=spec.name, name=name, cause=str(error))
-    return RunState(spec, forgets=True)
+    return RunState(spec)
 
 
 def checkpoint_of(state: RunState, entropy: Entropy) -> tuple[CheckpointItem, bytes]:
@@ -154,7 +154,7 @@ def _fields(kind: type, *others: str) -> dict[str, Any]:
 
 
 _FRAGMENT: Final = _fields(FragmentState, "layout", "pending", "versions")
-_RUN: Final = _fields(RunState, "spec", "forgets", "bases", "fragments", "deltas")
+_RUN: Final = _fields(RunState, "spec", "bases", "fragments", "deltas")
 _SavedFragment: Any = msgspec.defstruct("_SavedFragment", [*_FRAGMENT.items(), ("versions", list[VersionState])])
 _SavedRun: Any = msgspec.defstruct(
     "_SavedRun",
@@ -184,7 +184,7 @@ def state_to_bytes(state: RunState) -> bytes:
 
 
 def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
-    """Returns the state that `state_to_bytes` gave; what the fold forgets is dropped from it.
+    """Returns the state that `state_to_bytes` gave.
 
     Raises:
         ValueError: not a state of this run that this version reads.
@@ -193,7 +193,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     check_format(saved.format)
     if saved.run_uid != spec.uid:
         raise ValueError(f"not this run's checkpoint. run_uid={saved.run_uid}")
-    state = RunState(spec, forgets=True, **_values(saved, _RUN))
+    state = RunState(spec, **_values(saved, _RUN))
     if saved.fragments.keys() != state.fragments.keys():
         raise ValueError("checkpoint is of other fragments")
     state.deltas = {delta.item.delta: delta for delta in saved.deltas}
@@ -216,5 +216,5 @@ def _derive(state: RunState) -> None:
         fragment = state.fragments[delta.item.fragment]
         if delta.fate is Fate.PENDING and name not in frozen:
             fragment.pending[name] = delta
-        if fragment.oldest == 0 or delta.item.base_version >= fragment.oldest:
+        if delta.item.base_version >= fragment.oldest:
             state.bases[delta.item.session, delta.item.fragment, delta.item.base_version] = name

@@ -150,7 +150,7 @@ def _apply_left(state: RunState, item: LeftItem) -> None:
 
 def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
     """A delta is accepted once, from a base that exists, in its learner's live session."""
-    known = state.delta(item.delta)
+    known = state.deltas.get(item.delta)
     if known is not None:
         same = (known.item.digest, known.item.fragment) == (item.digest, item.fragment)
         return Rejection("REPEATED" if same else "ID_REUSED", f"delta id was accepted before. delta={item.delta}")
@@ -161,7 +161,7 @@ def check_accepted(state: RunState, item: AcceptedItem) -> Rejection | None:
 
 def check_push(state: RunState, item: AcceptedItem) -> Rejection | None:
     """Returns why a push would be refused before its parts are known, or None; an accepted delta is not refused."""
-    if state.delta(item.delta) is not None:
+    if item.delta in state.deltas:
         return None
     if item.base_version == INITIAL_BASE:
         return check_initial(state, item.session, item.fragment)
@@ -406,8 +406,9 @@ def check_snapshot(state: RunState, item: SnapshotItem) -> Rejection | None:
         return Rejection("INCOMPLETE", "the snapshot's objects were collected")
     if item.version == 0 and fragment.version == INITIAL_BASE:
         return None if state.status is RunStatus.DRAFT else Rejection("RUN_EXISTS", "run has its initial weights")
-    version = fragment.remembered(item.version)
-    if version is None or version.digest != item.digest or version.is_abandoned or version.weights:
+    version = fragment.versions.get(item.version)
+    is_known = version is not None and version.version >= fragment.oldest and version.digest == item.digest
+    if version is None or not is_known or version.is_abandoned or version.weights:
         return Rejection("VERSION_NOT_FOUND", f"no version wants this snapshot. version={item.version}")
     return None
 
@@ -438,7 +439,7 @@ def check_rollback(state: RunState, item: RollbackItem) -> Rejection | None:
         return Rejection("BAD_REQUEST", "a fragment is rolled back twice")
     for target in item.fragments:
         fragment = state.fragments[target.fragment]
-        source = fragment.known().get(target.source_version)
+        source = fragment.versions.get(target.source_version)
         if target.version != fragment.version + 1 or source is None or source.digest != target.digest:
             facts = f"fragment={target.fragment}, version={target.version}, source_version={target.source_version}"
             return Rejection("VERSION_NOT_FOUND", f"fragment has a newer version, or another source. {facts}")

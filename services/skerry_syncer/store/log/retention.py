@@ -16,6 +16,7 @@ never forgotten, so that its fate can be asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from msgspec import structs
@@ -38,7 +39,7 @@ def kept_positions(state: RunState, policy: Policy) -> tuple[int, list[int]]:
 
     Pins are not among them. That a day's other versions are forgotten changes neither.
     """
-    known = [version for fragment in state.fragments.values() for version in fragment.known().values()]
+    known = [version for fragment in state.fragments.values() for version in fragment.versions.values()]
     known.sort(key=lambda version: -version.position)
     newest_s, end = (known[0].made_at_age_s, known[0].position) if known else (0.0, 0)
     made = [version.position for version in known if newest_s - version.made_at_age_s < policy.kept_hours * 3600]
@@ -54,7 +55,7 @@ def weights_kept(
     state: RunState, fragment: FragmentState, since: int, positions: Iterable[int] = ()
 ) -> dict[int, VersionState]:
     """Returns by number the versions that keeping weights takes: those since a position, at some, and at every pin."""
-    known = fragment.known()
+    known = fragment.versions
     wanted = [version for version in known.values() if version.until == 0 or version.until > since]
     wanted += filter(None, map(fragment.at, (*positions, *state.policy.pinned_positions)))
     kept: dict[int, VersionState] = {}
@@ -67,23 +68,19 @@ def weights_kept(
 def _weights_chain(state: RunState, known: Mapping[int, VersionState], newest: VersionState) -> list[VersionState]:
     """Returns the versions that lead to the weights of `newest`, down to a snapshot; none if they were collected."""
     chain = [newest]
-    while not (weights := chain[-1].weights) or _are_gone(state, weights):
+    while not (weights := chain[-1].weights) or state.are_condemned(weights):
         update = () if chain[-1].commit is None else chain[-1].commit.commit.update
         before = known.get(chain[-1].version - 1)
-        if not update or before is None or _are_gone(state, update):
+        if not update or before is None or state.are_condemned(update):
             return []
         chain.append(before)
     return chain
 
 
-def _are_gone(state: RunState, refs: Iterable[ObjectRef]) -> bool:
-    return not state.condemned.isdisjoint(ref.name for ref in refs)
-
-
 def has_weights_at(state: RunState, position: int) -> bool:
     """Whether the weights that every fragment had at a log position can still be made."""
     return 0 < position <= state.position and all(
-        (version := fragment.at(position)) is not None and _weights_chain(state, fragment.known(), version)
+        (version := fragment.at(position)) is not None and _weights_chain(state, fragment.versions, version)
         for fragment in state.fragments.values()
     )
 
@@ -98,7 +95,7 @@ def kept_names(state: RunState, policy: Policy, *, keeps_quarantined: bool = Tru
     names = state.referenced_names() | _weights_names(state, *kept_positions(state, policy))
     for fragment in state.fragments.values():
         newest = range(fragment.version, max(-1, fragment.version - policy.kept_version_count), -1)
-        whole = {version.version: version for number in newest for version in state.chain(fragment, number, 0)}
+        whole = {version.version: version for number in newest for version in state.chain(fragment, number)}
         for version in whole.values():
             names.update(ref.name for ref in _version_refs(state, version))
     for delta in state.deltas.values():
@@ -168,13 +165,15 @@ def forget(state: RunState, item: CheckpointItem) -> None:
         fragment = state.fragments[name]
         kept = weights_kept(state, fragment, since, item.kept)
         fragment.oldest = max(fragment.oldest, _lowest_needed(state, fragment, version))
-        fragment.kept = frozenset(number for number in kept if number < fragment.oldest)
+        newer = {number: each for number, each in fragment.versions.items() if number >= fragment.oldest}
+        older = {number: _without_deltas(kept[number]) for number in sorted(kept) if number < fragment.oldest}
+        fragment.versions = older | newer
     for learner in state.learners.values():
         del learner.sessions[:-REMEMBERED_SESSIONS]
     newest = sorted(state.requests.items(), key=lambda request: (request[1], request[0]))[-REMEMBERED_REQUESTS:]
     state.requests = dict(newest)
-    if state.forgets:
-        _drop(state)
+    _drop_deltas(state)
+    _drop_condemned(state)
 
 
 def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> int:
@@ -182,25 +181,48 @@ def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> in
     frozen = () if fragment.closing is None else fragment.closing.members
     unmerged = [*fragment.pending.values(), *(state.deltas[member.delta] for member in frozen)]
     newest = min([version, fragment.version, *(delta.item.base_version for delta in unmerged)])
-    return min((each.version for each in state.chain(fragment, newest, fragment.oldest)), default=fragment.oldest)
+    return min((each.version for each in state.chain(fragment, newest)), default=fragment.oldest)
 
 
-def _drop(state: RunState) -> None:
-    names: set[str] = set()
-    for fragment in state.fragments.values():
-        fragment.versions = fragment.known()
-        for version in map(fragment.versions.__getitem__, fragment.kept):
-            if version.commit is not None:
-                close = structs.replace(version.commit.close, members=(), decided=())
-                version.commit = CommitRecord(close, version.commit.commit)
-            names.update(ref.name for ref in (*version.weights_refs, *version.outer))
+def _without_deltas(version: VersionState) -> VersionState:
+    """Returns a version of which only the weights are remembered."""
+    if version.commit is None:
+        return version
+    close = structs.replace(version.commit.close, members=(), decided=())
+    return replace(version, commit=CommitRecord(close, version.commit.commit))
+
+
+def _drop_deltas(state: RunState) -> None:
+    """Drops the deltas that have their fate and came from, and went into, versions that are forgotten."""
     for name, delta in list(state.deltas.items()):
-        if state.is_forgotten(delta):
+        oldest = state.fragments[delta.item.fragment].oldest
+        newest = max(delta.item.base_version, delta.version if delta.fate is Fate.MERGED else 0)
+        if delta.fate is Fate.PENDING or newest >= oldest:
+            continue
+        learner = state.learners.get(delta.item.learner)
+        if learner is not None and learner.last_deltas.get(delta.item.fragment) == name:
+            # The learner may not know the fate of its last one yet.
+            state.deltas[name] = replace(delta, item=structs.replace(delta.item, parts=(), squared_norms=()))
+        else:
             del state.deltas[name]
-        elif state.is_behind(delta):
-            delta.item = structs.replace(delta.item, parts=(), squared_norms=())
     for key in [key for key in state.bases if key[2] < state.fragments[key[1]].oldest]:
         del state.bases[key]
+
+
+def _drop_condemned(state: RunState) -> None:
+    """Drops what was condemned before its fragment's oldest version: items that could name it are refused as too old.
+
+    Objects of known versions stay condemned, so that nobody looks for them.
+    """
+    fragments = state.fragments
+    horizons = {name: each.versions[each.oldest].position for name, each in fragments.items() if each.oldest > 0}
+    known = {
+        ref.name
+        for fragment in fragments.values()
+        for version in fragment.versions.values()
+        for ref in (*version.weights_refs, *version.outer)
+    }
     for name, position in list(state.condemned_at.items()):
-        if position < state.horizon(name) and name not in names:
+        fragment_name = name.partition("/")[2].partition("/")[0]
+        if position < horizons.get(fragment_name, 0) and name not in known:
             del state.condemned_at[name]

@@ -98,8 +98,7 @@ class FragmentState:
 
     layout: FragmentLayout
     version: int = INITIAL_BASE  # the newest one; INITIAL_BASE in a draft without weights
-    oldest: int = 0  # versions below it are forgotten
-    kept: frozenset[int] = frozenset()  # older versions whose weights are still known
+    oldest: int = 0  # of versions below it only some are known, by their weights
     momentum_from: float = 0.0  # step count at which outer momentum began: 0, or the last roll-back's
     versions: dict[int, VersionState] = field(default_factory=dict)
     pending: dict[str, DeltaState] = field(default_factory=dict)  # accepted deltas in no frozen set, in log order
@@ -120,19 +119,9 @@ class FragmentState:
         """The newest version's state; raises KeyError in a draft without weights."""
         return self.versions[self.version]
 
-    def remembered(self, version: int) -> VersionState | None:
-        """Returns a version that exists and is not forgotten, or None."""
-        return self.versions.get(version) if version >= self.oldest else None
-
-    def known(self) -> dict[int, VersionState]:
-        """Returns by number the versions that are not forgotten, and those of which the weights are not."""
-        return {
-            number: version for number, version in self.versions.items() if number >= self.oldest or number in self.kept
-        }
-
     def at(self, position: int) -> VersionState | None:
         """Returns the known version that was the newest at a log position, or None."""
-        for _, version in sorted(self.known().items(), reverse=True):
+        for _, version in sorted(self.versions.items(), reverse=True):
             if version.position <= position and not 0 < version.until <= position:
                 return version
         return None
@@ -179,9 +168,6 @@ class RunState:
 
     spec: RunSpec
     policy: Policy = field(default_factory=Policy)
-    # Whether what the fold may forget is dropped from memory. Else it stays there for tools that read the whole
-    # history; the fold decides the same either way.
-    forgets: bool = field(default=False, kw_only=True)
     status: RunStatus = RunStatus.DRAFT
     position: int = 0
     age_s: float = 0.0  # how long it had been served by then, as the entries say
@@ -205,39 +191,8 @@ class RunState:
         return self.condemned_at.keys()
 
     def are_condemned(self, refs: Iterable[ObjectRef]) -> bool:
-        """Whether any of these objects was condemned, and that is not forgotten."""
-        return any(
-            name in self.condemned_at and self.condemned_at[name] >= self.horizon(name)
-            for name in (ref.name for ref in refs)
-        )
-
-    def horizon(self, name: str) -> int:
-        """Returns the position of the oldest remembered version of the fragment that an object is of.
-
-        What was condemned before it is forgotten: only items on older versions could name it, and these are refused.
-        """
-        fragment = self.fragments.get(name.split("/", 2)[1]) if name.count("/") > 1 else None
-        return 0 if fragment is None or fragment.oldest == 0 else fragment.versions[fragment.oldest].position
-
-    def delta(self, name: str) -> DeltaState | None:
-        """Returns an accepted delta that is not forgotten, or None."""
-        delta = self.deltas.get(name)
-        return None if delta is None or self.is_forgotten(delta) else delta
-
-    def is_forgotten(self, delta: DeltaState) -> bool:
-        """Whether a delta is behind the horizon, and not its learner's last one of the fragment.
-
-        The learner may not know the fate of its last one yet.
-        """
-        learner = self.learners.get(delta.item.learner)
-        is_last = learner is not None and learner.last_deltas.get(delta.item.fragment) == delta.item.delta
-        return self.is_behind(delta) and not is_last
-
-    def is_behind(self, delta: DeltaState) -> bool:
-        """Whether a delta has its fate, and the versions that it came from and went into are forgotten."""
-        oldest = self.fragments[delta.item.fragment].oldest
-        is_needed = delta.item.base_version >= oldest or (delta.fate is Fate.MERGED and delta.version >= oldest)
-        return oldest > 0 and delta.fate is not Fate.PENDING and not is_needed
+        """Whether any of these objects was condemned."""
+        return not self.condemned.isdisjoint(ref.name for ref in refs)
 
     @property
     def step_count(self) -> float:
@@ -257,23 +212,18 @@ class RunState:
             if fragment.closing is not None:
                 for member in fragment.closing.members:
                     names.update(part.name for part in self.deltas[member.delta].item.parts)
-            for version in self.chain(fragment, fragment.version, fragment.oldest):
+            for version in self.chain(fragment, fragment.version):
                 refs = (*version.weights, *version.outer) or self.round_refs(version)
                 names.update(ref.name for ref in refs)
         return names
 
-    def chain(self, fragment: FragmentState, newest: int, lowest: int) -> Iterator[VersionState]:
-        """Yields the versions that rebuilding `newest` takes: itself, and those before it down to a snapshot.
-
-        None is below `lowest`: the oldest that is remembered for what the fold decides, 0 for all that is known.
-        """
-        for number in range(newest, lowest - 1, -1):
-            version = fragment.versions.get(number)
-            if version is None:
-                return
+    def chain(self, fragment: FragmentState, newest: int) -> Iterator[VersionState]:
+        """Yields the known versions that rebuilding `newest` takes: itself, and those before it down to a snapshot."""
+        while (version := fragment.versions.get(newest)) is not None:
             yield version
-            if version.weights and self.condemned.isdisjoint(ref.name for ref in (*version.weights, *version.outer)):
+            if version.weights and not self.are_condemned((*version.weights, *version.outer)):
                 return
+            newest -= 1
 
     def chain_of_rounds(self, fragment: FragmentState) -> Iterator[CommitRecord]:
         """Yields the remembered rounds that led to the newest version, newest first, back to a roll-back."""

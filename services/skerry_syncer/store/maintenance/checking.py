@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,15 +154,16 @@ async def verify_run(
     done = checked = replayed = 0
     for name, versions in spans.items():
         check = _FragmentCheck(run, log.spec.fragment(name), workers, scratch)
-        fragment, version = log.state.fragments[name], versions.start - 1
-        while version < fragment.version:  # which grows where a collection runs: then the log is read on
-            version += 1
-            problem = await check.version(version)
-            if problem is not None:
-                problems.append(problem)
-            done += 1
-            if progress is not None:
-                progress(done, max(done, total))
+        fragment, number = log.state.fragments[name], versions[0]
+        while number <= fragment.version:  # which grows where a collection runs: then the log is read on
+            if number in fragment.versions:
+                problem = await check.version(fragment.versions[number])
+                if problem is not None:
+                    problems.append(problem)
+                done += 1
+                if progress is not None:
+                    progress(done, max(done, total))
+            number += 1
         checked += check.checked_count
         replayed += check.replayed_count
     return VerifyReport(checked, replayed, tuple(problems))
@@ -184,13 +185,13 @@ def versions_since(fragment: FragmentState, position: int) -> list[int]:
     return [number for number, version in fragment.versions.items() if not 0 < version.until <= position]
 
 
-def _versions_to_check(state: RunState, name: str, since: int) -> range:
-    """Returns a fragment's versions from the last whole snapshot that is not after position `since`."""
+def _versions_to_check(state: RunState, name: str, since: int) -> list[int]:
+    """Returns a fragment's known versions from the last whole snapshot that is not after position `since`."""
     fragment = state.fragments[name]
     first = min(versions_since(fragment, since), default=0)
-    for version in state.chain(fragment, first, 0):
+    for version in state.chain(fragment, first):
         first = version.version
-    return range(first, fragment.version + 1)
+    return [number for number in fragment.versions if number >= first]
 
 
 async def _failure_after(log: RunLog) -> str | None:
@@ -212,38 +213,30 @@ async def _failure_after(log: RunLog) -> str | None:
 async def _check_entries(log: RunLog) -> list[Problem]:
     """Folds the log again, and counts the fates that each delta gets."""
     state = RunState(log.spec)
+    accepted: dict[str, str] = {}  # fragments by delta
     fates: Counter[str] = Counter()
     try:
         async for entry, data in log.entries(stop=log.state.position + 1):
             for outcome in apply_entry(state, entry, data):
+                if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None:
+                    accepted[outcome.item.delta] = outcome.item.fragment
                 fates.update(delta.item.delta for delta in outcome.decided)
     except (LogCorruptError, ObjectMissingError, ValueError) as error:
         return [Problem(None, None, f"log breaks off after entry {state.position}: {error}")]
     if state.head_digest != log.state.head_digest:
         return [Problem(None, None, "log changed since it was read", log.state.head_digest, state.head_digest)]
-    return list(_check_fates(state, fates))
+    return list(_check_fates(state, accepted, fates))
 
 
-def _check_fates(state: RunState, fates: Counter[str]) -> Iterator[Problem]:
+def _check_fates(state: RunState, accepted: Mapping[str, str], fates: Counter[str]) -> Iterator[Problem]:
     """Yields deltas that do not have exactly one fate. While the run is not closed, a delta may be pending."""
-    members = Counter(
-        (member.delta, version.version)
-        for fragment in state.fragments.values()
-        for version in fragment.versions.values()
-        if version.commit is not None
-        for member in version.commit.close.members
-    )
-    for name, delta in state.deltas.items():
-        fragment = delta.item.fragment
-        expected = 0 if delta.fate is Fate.PENDING else 1
+    for name, fragment in accepted.items():
+        is_pending = name in state.deltas and state.deltas[name].fate is Fate.PENDING
+        expected = 0 if is_pending else 1
         if fates[name] != expected:
             yield Problem(fragment, None, f"delta {name} does not have one fate", str(expected), str(fates[name]))
-        elif delta.fate is Fate.PENDING and state.status is RunStatus.CLOSED:
+        elif is_pending and state.status is RunStatus.CLOSED:
             yield Problem(fragment, None, f"delta {name} has no fate though the run is closed")
-        elif delta.fate is Fate.MERGED and delta.item.base_version >= 0 and members[name, delta.version] != 1:
-            yield Problem(fragment, delta.version, f"merged delta {name} is not in its version's set once")
-    if sum(members.values()) != len({name for name, _ in members}):
-        yield Problem(None, None, "a delta went into several versions")
 
 
 def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
@@ -272,12 +265,8 @@ class _FragmentCheck:
         self.checked_count = 0
         self.replayed_count = 0
 
-    async def version(self, number: int) -> Problem | None:
+    async def version(self, version: VersionState) -> Problem | None:
         """Checks the next version and returns the first thing that is wrong with it."""
-        versions = self._run.state.fragments[self._layout.name].versions
-        if number not in versions:
-            return Problem(self._layout.name, number, "version is missing")
-        version = versions[number]
         is_checked, problem = False, None
         for step in (self._follow_chain, self._replay, self._check_snapshot):
             try:
@@ -285,36 +274,34 @@ class _FragmentCheck:
             except CollectedError:
                 continue
             except _Mismatch as error:
-                problem = problem or Problem(self._layout.name, number, *error.args)
+                problem = problem or Problem(self._layout.name, version.version, *error.args)
             except DAMAGE as error:
-                problem = problem or Problem(self._layout.name, number, str(error))
+                problem = problem or Problem(self._layout.name, version.version, str(error))
         self.checked_count += is_checked
         return problem
 
     async def _follow_chain(self, version: VersionState) -> bool:
         """Advances the chain's weights to this version by its update."""
         before, self._chain_version = self._chain_version, TORN
-        if (
-            version.commit is None
-            or before != version.version - 1
-            or not self._replayer.has_all(version.commit.commit.update)
-        ):
+        update = () if version.commit is None else version.commit.commit.update
+        if not update or before != version.version - 1 or self._run.state.are_condemned(update):
             return False
-        await self._replayer.apply_update(version.commit.commit.update, self._chain)
+        await self._replayer.apply_update(update, self._chain)
         await self._expect_digest("weights after the update differ", version, self._chain)
         self._chain_version = version.version
         return True
 
     async def _replay(self, version: VersionState) -> bool:
         """Merges the round again, where the state before it is known and its deltas are retained."""
-        if version.commit is None or self._state.version != version.version - 1:
+        state, before = self._run.state, self._state.version
+        is_remembered = version.version >= state.fragments[self._layout.name].oldest
+        if version.commit is None or before != version.version - 1 or not is_remembered:
             self._state.version = TORN
             return False
-        deltas = [self._run.state.deltas[member.delta].item for member in version.commit.close.members]
-        update = version.commit.commit.update
-        if not self._replayer.has_all([*update, *(part for delta in deltas for part in delta.parts)]):
+        if state.are_condemned(state.round_refs(version)):
             self._state.version = TORN
             return False
+        deltas = [state.deltas[member.delta].item for member in version.commit.close.members]
         try:
             await self._replay_commit(version, version.commit)
             for delta in deltas:
@@ -338,7 +325,7 @@ class _FragmentCheck:
 
     async def _check_snapshot(self, version: VersionState) -> bool:
         """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
-        if not version.weights or not self._replayer.has_all(version.weights):
+        if not version.weights or self._run.state.are_condemned(version.weights):
             if version.commit is None:
                 self._state.version = TORN
             return False
@@ -346,7 +333,7 @@ class _FragmentCheck:
         await self._expect_digest("snapshot's weights differ", version, self._vector)
         self._chain[:] = self._vector
         self._chain_version = version.version
-        if self._replayer.has_all(version.outer):
+        if not self._run.state.are_condemned(version.outer):
             await self._check_outer_state(version)
         return True
 

@@ -105,9 +105,7 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
     if writes:
         await check_put_if_absent(objects, SystemEntropy())
     workers = ThreadWorkers(_WORKER_COUNT)
-    store = Store(
-        objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command", keeps_history=True
-    )
+    store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
     try:
         yield store, workers
     except StoreRefusedError as error:

@@ -154,7 +154,7 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
             }
             for outcome in outcomes
         ],
-        "fates": [_fate_json(state.deltas[delta]) for delta in _touched(outcomes)],
+        "fates": [_fate_json(delta) for delta in _touched(outcomes, state)],
     }
 
 
@@ -162,15 +162,12 @@ def _without_secrets(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "session": item["session"][:_SHORT]} if "session" in item else item
 
 
-def _touched(outcomes: tuple[Outcome, ...]) -> Iterable[str]:
-    """Returns the ids of the deltas that were accepted or decided, each once."""
-    accepted = [
-        outcome.item.delta
-        for outcome in outcomes
-        if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None
-    ]
-    decided = [delta.item.delta for outcome in outcomes for delta in outcome.decided]
-    return dict.fromkeys(accepted + decided)
+def _touched(outcomes: tuple[Outcome, ...], state: RunState) -> Iterable[DeltaState]:
+    """Returns the deltas that were accepted or decided, each once."""
+    items = [outcome.item for outcome in outcomes if outcome.rejection is None]
+    accepted = [item.delta for item in items if isinstance(item, AcceptedItem)]
+    touched = {delta: state.deltas[delta] for delta in accepted if delta in state.deltas}
+    return (touched | {delta.item.delta: delta for outcome in outcomes for delta in outcome.decided}).values()
 
 
 def _fate_json(delta: DeltaState) -> dict[str, Any]:

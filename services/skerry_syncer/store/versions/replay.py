@@ -81,6 +81,7 @@ class Replayer:
     def __init__(self, run: Run, fragment: str, workers: Workers) -> None:
         self._run = run
         self._layout = run.spec.fragment(fragment)
+        self._fragment = run.state.fragments[fragment]
         self._workers = workers
 
     async def rebuild(self, version: int, scratch: Scratch) -> OuterState:
@@ -142,12 +143,15 @@ class Replayer:
 
         Raises:
             ObjectMissingError: the deltas were collected; `state` is untouched.
+            CollectedError: a collection took them meanwhile; likewise.
             UnreadableDeltaError: a delta can't be read; `state` is untouched.
             NonFiniteError: the recorded scalars lead out of the codec's range; `state` is torn.
         """
         scalars = scalars_from_record(record.commit.scalars)
+        if record.commit.version < self._fragment.oldest:
+            raise CollectedError(f"deltas are forgotten. {self._where(record.commit.version)}")
         deltas = [self._run.state.deltas[member.delta].item for member in record.close.members]
-        if not self.has_all([part for delta in deltas for part in delta.parts]):
+        if self._run.state.are_condemned(part for delta in deltas for part in delta.parts):
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
         await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc, workers=self._workers)
@@ -182,7 +186,7 @@ class Replayer:
         for following in range(base.version + 1, version + 1):
             record = self._version(following).commit
             assert record is not None  # a version without a commit has a snapshot, and would be the base
-            if not self.has_all(record.commit.update):
+            if self._run.state.are_condemned(record.commit.update):
                 raise ObjectMissingError(f"update was collected. {self._where(following)}")
             await self.apply_update(record.commit.update, weights)
         digest = await weights_digest(weights, workers=self._workers)
@@ -257,13 +261,9 @@ class Replayer:
                 self._run.blobs.unreadable.add(ref.name)
                 raise UnreadableObjectError(ref.name, error) from error
 
-    def has_all(self, refs: Sequence[ObjectRef]) -> bool:
-        """Whether no collection condemned any of these objects."""
-        return all(ref.name not in self._run.state.condemned for ref in refs)
-
     def _version(self, version: int) -> VersionState:
         try:
-            return self._run.state.fragments[self._layout.name].versions[version]
+            return self._fragment.versions[version]
         except KeyError:
             raise ObjectMissingError(f"no such version. {self._where(version)}") from None
 
@@ -275,13 +275,15 @@ class Replayer:
             UnreadableObjectError: there is none that can be read. The next call tries all of them again.
         """
         self._version(version)
-        versions, unreadable = self._run.state.fragments[self._layout.name].versions, self._run.blobs.unreadable
+        if with_outer and version < self._fragment.oldest:
+            raise ObjectMissingError(f"only the weights are known. {self._where(version)}")
+        versions, unreadable = self._fragment.versions, self._run.blobs.unreadable
         skipped: set[str] = set()
         number = version
         while number in versions:
             candidate = versions[number]
             refs = (*candidate.weights, *(candidate.outer if with_outer else ()))
-            if candidate.weights and self.has_all(refs):
+            if candidate.weights and not self._run.state.are_condemned(refs):
                 damaged = unreadable.intersection(ref.name for ref in refs)
                 if not damaged:
                     return candidate

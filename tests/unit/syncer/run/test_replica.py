@@ -70,7 +70,7 @@ async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_commi
     objects.meanwhile = merge_elsewhere
     with heard_logs() as lines:
         async with served(driver.run) as replica, asyncio.timeout(5):
-            replica.leases.renew("m0", "session0", SystemClock().monotonic_s())
+            replica.leases.renew("m0", "0" * 32, SystemClock().monotonic_s())
             await driver.push(0, [1, 2, 3, 4])
             while [line["event"] for line in lines].count("version committed") < 2:  # the other's, and what this kept
                 await asyncio.sleep(0)

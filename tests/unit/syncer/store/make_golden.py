@@ -1,4 +1,4 @@
-"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
+"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that stands still.
 
 `python -m tests.unit.syncer.store.make_golden` writes it anew. Do so only where the format changes on purpose.
 """
@@ -11,7 +11,6 @@ import random
 import shutil
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from skerry.algorithm.step import OuterState
@@ -21,16 +20,11 @@ from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
 from skerry_syncer.store.log.entries import (
-    AcceptedItem,
-    CollectedItem,
     Decided,
     Fate,
     FateItem,
-    Item,
     LeftItem,
     PolicyItem,
-    RollbackFragment,
-    RollbackItem,
     RunSpec,
     RunStatus,
     SessionItem,
@@ -44,6 +38,7 @@ from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 from tests.support.seeded_entropy import SeededEntropy
+from tests.support.still_clock import StillClock
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = FragmentLayout(
@@ -65,57 +60,23 @@ DTYPES = {
 _OUTER = OuterOptimizer(OuterName.NESTEROV, learning_rate=0.8, momentum=0.5, schedule=OuterSchedule.CONSTANT)
 
 
-class CountingClock:
-    """A clock on which every look at the time of day takes a second."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def monotonic_s(self) -> float:
-        """Returns the seconds since it was made."""
-        return self._now
-
-    def unix_s(self) -> float:
-        """Returns the next second."""
-        self._now += 1.0
-        return 1_700_000_000.0 + self._now
-
-    async def sleep(self, duration_s: float) -> None:
-        """Returns at once."""
-
-
-class GoldenDriver(Driver):
-    """A driver whose sessions have ids as the format wants them."""
-
-    async def append(self, *items: Item) -> None:
-        """Appends items that must all be admitted."""
-        await super().append(*(with_session_id(item) for item in items))
-
-
-def with_session_id(item: Item) -> Item:
-    """Returns the item with `session1` as 32 digits."""
-    if isinstance(item, AcceptedItem | LeftItem | SessionItem):
-        return msgspec.structs.replace(item, session=f"{int(item.session.removeprefix('session')):032x}")
-    return item
-
-
 async def make(objects: DictObjects) -> dict[str, object]:
     """Writes the run into `objects` and returns what a reader must find."""
     entropy = SeededEntropy(random.Random(1))
     values = np.random.Generator(np.random.PCG64(1))
     workers = InlineWorkers()
-    store = Store(objects, clock=CountingClock(), entropy=entropy, workers=workers, writer="golden")
+    store = Store(objects, clock=StillClock(), entropy=entropy, workers=workers, writer="golden")
     spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
     run = await store.create_draft(spec)
     log = run.log
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
-    driver = GoldenDriver(run, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
+    driver = Driver(run, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
     snapshot = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
     await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
     await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
     await driver.append(StatusItem(RunStatus.OPEN))
     await store.publish("golden", spec.uid)
-    await driver.append(*(SessionItem(f"m{number}", f"session{number}", "north") for number in range(3)))
+    await driver.append(*(SessionItem(f"m{number}", f"{number:032x}", "north") for number in range(3)))
     driver.state = await Replayer(run, FRAGMENT, workers).rebuild(0, driver.scratch)
 
     def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -125,17 +86,11 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.round([early, await driver.push(1, delta())], weights=[3.0, 1.0], participation=0.75)
     await driver.round([await driver.push(2, delta(), encoding=FLOAT32)])
     await driver.snapshot()
-    await driver.append(LeftItem("m2", "session2"))
+    await driver.append(LeftItem("m2", f"{2:032x}"))
     await driver.append(FateItem((Decided((await driver.push(1, delta())).delta, Fate.QUARANTINED, "outlier"),)))
     await driver.round([await driver.push(0, delta(), encoding=INT4)])
-    old = await Replayer(run, FRAGMENT, workers).rebuild(1, driver.scratch)
-    driver.state = OuterState(old.weights, old.momentum, old.residual, 4)
-    refs = await driver.write_snapshot(4)
-    digest = log.state.fragments[FRAGMENT].versions[1].digest
-    rolled_back = RollbackFragment(FRAGMENT, 4, 1, digest, refs[:1], refs[1:])
-    await driver.append(RollbackItem(entropy.hex_id(), 8, (rolled_back,)))
-    await driver.append(CollectedItem(tuple(part.name for part in early.parts)))
-    await objects.delete([f"{log.prefix}/{part.name}" for part in early.parts])
+    await driver.roll_back(1)
+    await driver.collect(*(part.name for part in early.parts))
     await write_checkpoint(log)
     await driver.round([await driver.push(1, delta())])
     await driver.append(StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))

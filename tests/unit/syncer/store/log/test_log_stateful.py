@@ -1,34 +1,55 @@
 """Replicas of one run do anything in any order while their store fails in every way; the log stays the truth."""
 
-from dataclasses import replace
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
-from skerry_syncer.store.errors import ObjectExistsError, StoreFullError, StoreUnavailableError
+from skerry.runtime.workers import InlineWorkers
+from skerry.wire.policy import Policy
+from skerry_syncer.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
+from skerry_syncer.store.log.checkpoints import checkpoint_of, state_to_bytes
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CollectedItem,
+    CommittedItem,
     Decided,
     Fate,
     FateItem,
     Item,
     Member,
     PolicyItem,
-    RollbackFragment,
     RollbackItem,
+    RunStatus,
     SessionItem,
     SnapshotItem,
+    StatusItem,
 )
-from skerry_syncer.store.log.retention import pinned_names
+from skerry_syncer.store.log.retention import has_weights_at, pinned_names
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import Outcome
+from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.run import Run
-from tests.support.faulty_objects import Effect, Fault
-from tests.unit.syncer.store.log.log_world import FRAGMENTS, LEARNERS, LogWorld, Replica
+from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
+from tests.support.dict_objects import DictObjects
+from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
+from tests.support.history import BODY, EMBED, SPEC, accepted, committed, ref, rolled_back, snapshot
+from tests.support.seeded_entropy import SeededEntropy
+from tests.support.whole_history import WholeHistory
+
+FRAGMENTS = (EMBED, BODY)
+LEARNERS = ("east", "north", "west")
+PREFIX = f"runs/run/{SPEC.uid}"
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0, 30.0, 90.0])
 FAULTS = st.builds(
@@ -45,48 +66,130 @@ LEARNER = st.sampled_from(LEARNERS)
 PAUSE = st.sampled_from([0.001, 0.001, 0.0, 0.3])  # 0: whatever is next begins at the same instant
 
 
+@dataclass
+class Replica:
+    """One process: it may crash, and come back without memory."""
+
+    objects: FaultyObjects
+    store: Store
+    run: Run | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
 class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = LogWorld()
+        self.loop = VirtualTimeLoop()
+        self.clock = VirtualClock()
+        self.late = LateWrites()
+        self.shared = DictObjects()
+        self.entropy = SeededEntropy(random.Random(0))
+        self.faults: list[deque[Fault]] = [deque() for _ in range(3)]
+        self.admitted: list[Item] = []  # what callers were told of: items that took effect
+        self.fates: dict[str, tuple[Fate, int]] = {}  # and the fates that these decided
+        self.sessions = {learner: self.entropy.hex_id() for learner in LEARNERS}
+        self.seen: dict[str, bytes] = {}
+        self.begun: list[AcceptedItem] = []
+        self.replicas = [self.new_replica(faults) for faults in self.faults]
+        self.complete(self.create())
 
-    def replica(self, who: int) -> Replica:
-        return self.world.replicas[who]
+    # The world.
 
-    def append(self, who: int, make: Any, pause_s: float) -> None:
-        """Appends what `make(log)` gives, from the replica's own view when the work begins."""
+    def complete(self, work: Coroutine[Any, Any, object]) -> None:
+        self.loop.run_until_complete(work)
+
+    def advance(self, duration_s: float) -> None:
+        self.complete(asyncio.sleep(duration_s))
+
+    def new_replica(self, faults: deque[Fault]) -> Replica:
+        def schedule(operation: str, _: str) -> Fault:
+            return NO_FAULT if operation == "sync_parent" or not faults else faults.popleft()
+
+        objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
+        store = Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
+        return Replica(objects, store)
+
+    async def create(self) -> None:
+        run = await self.replicas[0].store.create_draft(SPEC)
+        items: list[Item] = [PolicyItem(self.entropy.hex_id(), Policy(max_staleness=2))]
+        items += [snapshot(0, fragment) for fragment in FRAGMENTS]
+        sessions = [SessionItem(learner, session, "") for learner, session in self.sessions.items()]
+        await run.log.append([*items, StatusItem(RunStatus.OPEN), *sessions])
+        for replica in self.replicas:
+            replica.run = await replica.store.open_run("run", SPEC.uid)
+
+    def start(self, who: int, make: Callable[[Run], Coroutine[Any, Any, tuple[Outcome, ...]]], pause_s: float) -> None:
+        """Begins work on a replica; what it is told is remembered, errors are its caller's to bear."""
+        replica = self.replicas[who]
+
+        async def work() -> None:
+            try:
+                assert replica.run is not None
+                outcomes = await make(replica.run)
+            except StoreError:
+                return
+            self.hear(outcomes)
+
+        replica.tasks = [task for task in replica.tasks if not task.done()]
+        replica.tasks.append(self.loop.create_task(work()))
+        self.advance(pause_s)
+
+    def hear(self, outcomes: tuple[Outcome, ...]) -> None:
+        for outcome in outcomes:
+            if outcome.rejection is None:
+                self.admitted.append(outcome.item)
+                self.fates.update({delta.item.delta: (delta.fate, delta.version) for delta in outcome.decided})
+
+    def append(self, who: int, make: Callable[[RunLog], Item | None], pause_s: float) -> None:
+        """Appends what `make` gives, from the replica's own view when the work begins."""
 
         async def work(run: Run) -> tuple[Outcome, ...]:
-            items: list[Item] = [item for item in [make(run.log)] if item is not None]
-            return await run.log.append(items)
+            item = make(run.log)
+            return () if item is None else await run.log.append([item])
 
-        self.world.start(self.replica(who), work)
-        self.world.advance(pause_s)
+        self.start(who, work, pause_s)
+
+    async def stored_push(self, run: Run, learner: str, fragment: str, age: int) -> AcceptedItem:
+        """Stores a part, and returns the item that has its delta accepted, from a base that is `age` versions old."""
+        state = run.state.fragments[fragment]
+        delta, session = self.entropy.hex_id(), self.sessions[learner]
+        base = state.versions.get(state.version - age, state.newest)
+        stored = await run.blobs.write_part(fragment, delta, 0, 3, "0" * 64, [1.0], [b"frames"])
+        item = accepted(delta, learner, base=base.version, fragment=fragment, session=session)
+        return structs.replace(item, base_digest=base.digest, parts=(stored.ref,))
+
+    # What replicas do, and what happens to them.
 
     @rule(who=WHO, faults=st.lists(FAULTS, min_size=1, max_size=5))
     def arm(self, who: int, faults: list[Fault]) -> None:
-        self.replica(who).faults.extend(faults)
+        self.faults[who].extend(faults)
 
     @rule(who=WHO, learner=LEARNER, pause_s=PAUSE)
     def attach(self, who: int, learner: str, pause_s: float) -> None:
-        session = self.world.entropy.hex_id()
-        self.world.sessions[learner] = session
+        session = self.sessions[learner] = self.entropy.hex_id()
         self.append(who, lambda _: SessionItem(learner, session, ""), pause_s)
 
     @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, pause_s=PAUSE, age=st.sampled_from([0, 0, 1, 3]))
     def push(self, who: int, learner: str, fragment: str, pause_s: float, age: int = 0) -> None:
-        self.world.start(self.replica(who), lambda run: self.world.push(run, learner, fragment, age))
-        self.world.advance(pause_s)
+        async def work(run: Run) -> tuple[Outcome, ...]:
+            return await run.log.append([await self.stored_push(run, learner, fragment, age)])
+
+        self.start(who, work, pause_s)
 
     @rule(who=WHO, learner=LEARNER, fragment=FRAGMENT, age=st.sampled_from([0, 0, 1]))
     def begin_a_push(self, who: int, learner: str, fragment: str, age: int) -> None:
-        self.world.start(self.replica(who), lambda run: self.world.begin_push(run, learner, fragment, age))
-        self.world.advance(0.001)
+        """Its delta is accepted later, maybe by another replica, or never."""
+
+        async def work(run: Run) -> tuple[Outcome, ...]:
+            self.begun.append(await self.stored_push(run, learner, fragment, age))
+            return ()
+
+        self.start(who, work, 0.001)
 
     @rule(who=WHO, which=st.integers(0, 3), pause_s=PAUSE)
     def finish_a_push(self, who: int, which: int, pause_s: float) -> None:
-        if 0 <= which < len(self.world.begun):
-            item = self.world.begun.pop(which)
+        if 0 <= which < len(self.begun):
+            item = self.begun.pop(which)
             self.append(who, lambda _: item, pause_s)
 
     @rule(who=WHO, other=WHO, learner=LEARNER, fragment=FRAGMENT, keep=st.sampled_from([0, 3]))
@@ -98,33 +201,44 @@ class LogMachine(RuleBasedStateMachine):
         self.begin_a_push(who, learner, fragment, 0)
         self.collect_litter(other, 0.3)
         self.checkpoint(other, keep, 0.3)
-        self.finish_a_push(who, len(self.world.begun) - 1, 0.3)
+        self.finish_a_push(who, len(self.begun) - 1, 0.3)
 
     @rule(who=WHO, which=st.integers(0, 30), pause_s=PAUSE)
     def repeat_an_acknowledged_push(self, who: int, which: int, pause_s: float) -> None:
-        pushes = [item for item in self.world.admitted if isinstance(item, AcceptedItem)]
+        pushes = [item for item in self.admitted if isinstance(item, AcceptedItem)]
         if which < len(pushes):
             self.append(who, lambda _: pushes[which], pause_s)
 
     @rule(who=WHO, keep=st.sampled_from([0, 0, 1, 3]), pause_s=PAUSE)
     def checkpoint(self, who: int, keep: int, pause_s: float) -> None:
-        replica = self.replica(who)
-        self.world.start(replica, lambda run: self.world.checkpoint(replica, run.log, keep))
-        self.world.advance(pause_s)
+        """Stores the state and names it; of each fragment at least `keep` older versions are remembered."""
+
+        async def work(run: Run) -> tuple[Outcome, ...]:
+            item, data = checkpoint_of(run.state, self.entropy)
+            fragments = run.state.fragments.items()
+            oldest = {name: max(fragment.oldest, fragment.version - keep) for name, fragment in fragments}
+            await run.log.objects.write(f"{PREFIX}/{item.name}", data)
+            return await run.log.append([structs.replace(item, oldest=oldest)])
+
+        self.start(who, work, pause_s)
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def snapshot(self, who: int, fragment: str, pause_s: float) -> None:
         def item(log: RunLog) -> SnapshotItem:
             newest = log.state.fragments[fragment].newest
-            ref = self.world.ref(f"snapshots/{fragment}/{newest.version}-weights")
-            return SnapshotItem(fragment, newest.version, newest.digest, (ref,), ())
+            weights = ref(f"snapshots/{fragment}/{newest.version}-weights-{self.entropy.hex_id()}")
+            return SnapshotItem(fragment, newest.version, newest.digest, (weights,), ())
 
         self.append(who, item, pause_s)
 
     @rule(who=WHO, pause_s=PAUSE)
     def collect_litter(self, who: int, pause_s: float) -> None:
+        """Takes the parts that no delta names that the replica knows: of pushes under way, refused or forgotten."""
+
         def item(log: RunLog) -> CollectedItem | None:
-            names = self.world.unnamed_parts(log)
+            stored = {name.removeprefix(f"{PREFIX}/") for name in self.shared.objects if "/deltas/" in name}
+            named = {part.name for delta in log.state.deltas.values() for part in delta.item.parts}
+            names = tuple(sorted(stored - named - log.state.condemned))
             return CollectedItem(names) if names else None
 
         self.append(who, item, pause_s)
@@ -144,7 +258,15 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def commit(self, who: int, fragment: str, pause_s: float) -> None:
-        self.append(who, lambda log: self.world.commit_item(log, fragment), pause_s)
+        def item(log: RunLog) -> CommittedItem | None:
+            closing = log.state.fragments[fragment].closing
+            if closing is None:
+                return None
+            update = (ref(f"updates/{fragment}/{closing.version}-{self.entropy.hex_id()}"),)
+            made = committed(closing.version, closing.attempt)
+            return structs.replace(made, fragment=fragment, update=update, digest=self.entropy.hex_id())
+
+        self.append(who, item, pause_s)
 
     @rule(first=WHO, second=WHO, fragment=FRAGMENT, faults=st.lists(FAULTS, max_size=3))
     def race_through_a_round(self, first: int, second: int, fragment: str, faults: list[Fault]) -> None:
@@ -152,16 +274,16 @@ class LogMachine(RuleBasedStateMachine):
         for learner in LEARNERS:
             self.push(first, learner, fragment, 0.0)
             self.push(second, learner, fragment, 0.001)
-        self.replica(second).faults.extend(faults)
+        self.faults[second].extend(faults)
         for who in (first, second):
             self.tail(who)
-        self.world.advance(0.5)
+        self.advance(0.5)
         for who in (first, second):
             self.close(who, fragment, 0, False, 0.0)
-        self.world.advance(0.5)
+        self.advance(0.5)
         for who in (first, second):
             self.commit(who, fragment, 0.0)
-        self.world.advance(0.5)
+        self.advance(0.5)
 
     @rule(who=WHO, fragment=FRAGMENT, pause_s=PAUSE)
     def quarantine(self, who: int, fragment: str, pause_s: float) -> None:
@@ -175,11 +297,11 @@ class LogMachine(RuleBasedStateMachine):
     def roll_back(self, who: int, fragment: str, pause_s: float) -> None:
         def item(log: RunLog) -> RollbackItem:
             state = log.state.fragments[fragment]
-            weights = (self.world.ref(f"snapshots/{fragment}/{state.version + 1}-weights"),)
-            known = state.known()  # those of which only the weights are kept among them
-            source = known[min(known)]
-            one = RollbackFragment(fragment, state.version + 1, source.version, source.digest, weights, ())
-            return RollbackItem(self.world.entropy.hex_id(), 1, (one,))
+            source = state.versions[min(state.versions)]  # one of which only the weights are kept, if there is one
+            made = rolled_back(self.entropy.hex_id(), source.version, state.version + 1, fragment)
+            weights = ref(f"snapshots/{fragment}/{state.version + 1}-weights-{self.entropy.hex_id()}")
+            target = structs.replace(made.fragments[0], digest=source.digest, weights=(weights,))
+            return structs.replace(made, fragments=(target,))
 
         self.append(who, item, pause_s)
 
@@ -188,8 +310,9 @@ class LogMachine(RuleBasedStateMachine):
         def item(log: RunLog) -> CollectedItem | None:
             needed = log.state.referenced_names() | (set() if is_greedy else pinned_names(log.state))
             parts = [part.name for delta in log.state.deltas.values() for part in delta.item.parts]
-            versions = [version for one in log.state.fragments.values() for version in one.versions.values()]
-            snapshots = [ref.name for version in versions for ref in version.weights]
+            fragments = log.state.fragments.values()
+            versions = [version for fragment in fragments for version in fragment.versions.values()]
+            snapshots = [weights.name for version in versions for weights in version.weights]
             names = [name for name in [*parts, *snapshots] if name not in needed | log.state.condemned]
             return CollectedItem(tuple(names)) if names else None
 
@@ -212,7 +335,7 @@ class LogMachine(RuleBasedStateMachine):
             before = log.state.policy
             pins = {*before.pinned_positions[unpinned:], *([] if back is None else [max(0, log.state.position - back)])}
             kept = replace(before, kept_version_count=count, kept_hours=hours, pinned_positions=tuple(sorted(pins)))
-            return PolicyItem(self.world.entropy.hex_id(), kept)
+            return PolicyItem(self.entropy.hex_id(), kept)
 
         self.append(who, item, pause_s)
 
@@ -227,7 +350,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(duration_s=SECONDS)
     def wait(self, duration_s: float) -> None:
-        self.world.advance(duration_s)
+        self.advance(duration_s)
 
     @rule(who=WHO)
     def tail(self, who: int) -> None:
@@ -235,31 +358,102 @@ class LogMachine(RuleBasedStateMachine):
             await run.log.tail()
             return ()
 
-        self.world.start(self.replica(who), work)
+        self.start(who, work, 0.0)
 
     @rule(who=WHO, which=st.integers(0, 7))
     def cancel_a_caller(self, who: int, which: int) -> None:
-        tasks = self.replica(who).tasks
+        tasks = self.replicas[who].tasks
         if which < len(tasks):
-            tasks[which].cancel()
-            del tasks[which]
+            tasks.pop(which).cancel()
 
     @rule(who=WHO, write_count=st.integers(0, 3), duration_s=SECONDS)
     def crash(self, who: int, write_count: int, duration_s: float) -> None:
-        self.replica(who).objects.crash_after(write_count)
-        self.world.advance(duration_s)
-        self.world.crash(self.replica(who))
+        """Ends a process and starts it anew, without memory; its late writes are still on their way."""
+        before = self.replicas[who]
+        before.objects.crash_after(write_count)
+        self.advance(duration_s)
+        before.objects.crash_after(0)
+        self.complete(self.bury(before))
+        self.faults[who].clear()
+        fresh = self.replicas[who] = self.new_replica(self.faults[who])
 
-    @precondition(lambda self: hasattr(self, "world"))
+        async def open_run() -> None:
+            fresh.run = await fresh.store.open_run("run", SPEC.uid)
+
+        self.complete(open_run())
+
+    async def bury(self, replica: Replica) -> None:
+        for task in replica.tasks:
+            task.cancel()
+        await asyncio.gather(*replica.tasks, return_exceptions=True)
+        await replica.store.close()
+
+    # What holds, whatever happened.
+
+    @precondition(lambda self: hasattr(self, "replicas"))
     @invariant()
     def entries_stay(self) -> None:
-        self.world.check_entries_stay()
+        """No entry that was ever there changes or goes, and none is missing before another."""
+        entries = {name: data for name, (data, _) in self.shared.objects.items() if "/log/" in name}
+        assert all(entries.get(name) == data for name, data in self.seen.items())
+        numbers = sorted(int(name.rpartition("/")[2]) for name in entries)
+        assert numbers == list(range(1, len(numbers) + 1))
+        self.seen = entries
 
     def teardown(self) -> None:
         try:
-            self.world.check_end()
+            for faults in self.faults:
+                faults.clear()
+            self.advance(600)
+            self.complete(self.check_end())
         finally:
-            self.world.close()
+            for replica in self.replicas:
+                self.complete(self.bury(replica))
+            self.loop.close()
+
+    async def check_end(self) -> None:
+        """Waits for all, and holds the log, as a reader that met no faults folds it, against what callers were told."""
+        await self.late.land()
+        runs = [replica.run for replica in self.replicas if replica.run is not None]
+        for replica, run in zip(self.replicas, runs, strict=True):
+            await asyncio.gather(*replica.tasks)
+            self.hear(await run.log.append([PolicyItem(self.entropy.hex_id(), Policy())]))
+        for run in runs:
+            await run.log.tail()
+        self.entries_stay()
+        history = WholeHistory(SPEC)
+        admitted, decided, accepted_counts = Counter[str](), Counter[str](), Counter[str]()
+        condemned: set[str] = set()
+        async for entry, data in runs[0].log.entries():
+            outcomes = history.apply(entry, data)
+            pinned = history.folded.policy.pinned_positions
+            assert all(has_weights_at(history.folded, position) for position in pinned), "what is pinned stays"
+            for item in (outcome.item for outcome in outcomes if outcome.rejection is None):
+                text = repr(item)
+                if isinstance(item, CollectedItem):
+                    condemned.update(item.names)
+                    admitted[text] = 1  # condemning twice is no harm
+                    continue
+                admitted[text] += 1
+                assert not any(name in text for name in condemned), "what names a condemned object has no effect"
+                if isinstance(item, AcceptedItem):
+                    accepted_counts[item.delta] += 1
+            decided.update(delta.item.delta for outcome in outcomes for delta in outcome.decided)
+        for run in (*runs, await self.new_replica(deque()).store.open_run("run", SPEC.uid)):
+            assert state_to_bytes(run.state) == state_to_bytes(history.folded), "all replicas fold the same"
+        assert max(accepted_counts.values(), default=1) == 1, "a delta is accepted once, however late it is repeated"
+        assert max(decided.values(), default=1) == 1, "a delta has at most one final fate"
+        for item in self.admitted:
+            assert admitted[repr(item)] == 1, f"acknowledged, so in the log once: {item}"
+        deltas = history.state.deltas
+        for name, (fate, version) in self.fates.items():
+            assert (deltas[name].fate, deltas[name].version) == (fate, version)
+        for name, delta in deltas.items():
+            assert (delta.fate is Fate.PENDING) == (name not in decided)
+            parts = {part.name for part in delta.item.parts} - condemned
+            assert all(f"{PREFIX}/{part}" in self.shared.objects for part in parts)
+        for fragment in history.state.fragments.values():
+            assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
 
 
 LogMachine.TestCase.settings = settings(

@@ -1,10 +1,10 @@
 """What a run's policy keeps, what the fold forgets of the rest, and that nothing late takes effect because of it."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectMissingError
-from skerry_syncer.store.log import retention
 from skerry_syncer.store.log.checkpoints import checkpoint_of, state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.entries import (
     CheckpointItem,
@@ -26,16 +25,16 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     StatusItem,
 )
-from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.retention import (
     LEAST_VERSIONS,
     REMEMBERED_REQUESTS,
     REMEMBERED_SESSIONS,
     has_weights_at,
+    is_due,
     oldest_versions,
+    pinned_names,
 )
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.state import DeltaState, RunState
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.store import Store
@@ -79,21 +78,19 @@ class Calendar:
 
 
 class Trained:
-    """A run that has a version every three hours and a snapshot after every third, followed by one that forgets."""
+    """A run that has a version every three hours and a snapshot after every third."""
 
     def __init__(self, driver: Driver, calendar: Calendar) -> None:
         self.driver = driver
         self.calendar = calendar
         self.positions: list[int] = []  # at which each version was the newest
-        self.forgetful = RunState(driver.log.spec, forgets=True)
 
     @classmethod
-    async def start(cls, policy: Policy) -> "Trained":
+    async def start(cls, *, versions: int = 1, hours: float = 0, days: int = 0) -> "Trained":
+        """Keeps so many versions whole, and the weights of so many hours and days."""
+        kept = Policy(update_encoding=INT4, kept_version_count=versions, kept_hours=hours, kept_day_count=days)
         calendar = Calendar()
-        driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), clock=calendar)
-        made = cls(driver, calendar)
-        await made.append(PolicyItem("retention", policy))
-        return made
+        return cls(await Driver.start(layout_of((4, 4), (3,)), kept, clock=calendar), calendar)
 
     @property
     def log(self) -> RunLog:
@@ -111,15 +108,6 @@ class Trained:
             state=self.log.state,
         )
 
-    async def append(self, *items: Item) -> None:
-        await self.driver.append(*items)
-        await self.follow()
-
-    async def follow(self) -> None:
-        async for entry, data in self.log.entries(self.forgetful.position + 1):
-            outcomes = apply_entry(self.forgetful, entry, data)
-            assert all(one.rejection is None for one in outcomes)
-
     async def train(self, round_count: int, *, is_checkpointed: bool = True) -> None:
         values = np.random.Generator(np.random.PCG64(0))
         for _ in range(round_count):
@@ -129,41 +117,40 @@ class Trained:
             if len(self.positions) % 3 == 0:
                 await self.driver.snapshot()
             if is_checkpointed:
-                await self.checkpoint()
+                item, _ = checkpoint_of(self.log.state, self.log.entropy)
+                await self.driver.append(item)
 
-    async def checkpoint(self) -> None:
-        await self.follow()
-        item, _ = checkpoint_of(self.forgetful, SeededEntropy(random.Random(self.log.state.position)))
-        await self.append(item)
-
-    async def collect(self) -> set[str]:
+    async def collect(self) -> int:
+        """Returns how many objects went."""
         plan = partial(plan_collection, self.log, self.log.state.policy, litter_before_unix_s=0.0)
-        went = await collect(self.log, plan)
-        await self.follow()
-        return {victim.name for victim in went.victims}
+        return len((await collect(self.log, plan)).victims)
+
+    async def refused(self, item: Item) -> str:
+        """Appends an item that must have no effect; returns why."""
+        (outcome,) = await self.log.append([item])
+        assert outcome.rejection is not None
+        return outcome.rejection.reason
 
     async def readable(self) -> set[int]:
         """Returns the versions whose weights can be made."""
         replayer = Replayer(self.driver.run, FRAGMENT, InlineWorkers())
-        found = set()
+        readable = set()
         for version in self.log.state.fragments[FRAGMENT].versions:
-            try:
+            with suppress(ObjectMissingError):
                 await replayer.weights_at(version)
-            except ObjectMissingError:
-                continue
-            found.add(version)
-        return found
+                readable.add(version)
+        return readable
 
 
 async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=10, kept_day_count=2))
+    run = await Trained.start(versions=2, hours=10, days=2)
     await run.train(34)  # version 8 is the first of day 2: versions 8n - 1 are the last of a day
     await run.collect()
     readable = await run.readable()
     assert {31, 32, 33, 34} <= readable, "the newest of the last ten hours"
     assert {30, 23, 15} <= readable, "what leads to them, and the last of two days before"
     assert not readable & {1, 2, 7, 8, 16, 20, 24, 25, 26}
-    assert readable == {number for number in readable if has_weights_at(run.forgetful, run.positions[number - 1])}
+    assert readable == {number for number in readable if has_weights_at(run.log.state, run.positions[number - 1])}
     for version in (33, 34):
         await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
     report = await verify_run(run.driver.run, workers=InlineWorkers(), scratch=Scratch(None))
@@ -172,7 +159,7 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
 
 async def _readable_after(errors_s: Sequence[float], *, is_restarted: bool) -> set[int]:
     """Returns the versions that are left of a run in which the calendar was so wrong when each was made."""
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=6, kept_day_count=2))
+    run = await Trained.start(hours=6, days=2)
     for number, error_s in enumerate(errors_s):
         run.calendar.error_s = error_s
         if is_restarted:
@@ -182,29 +169,16 @@ async def _readable_after(errors_s: Sequence[float], *, is_restarted: bool) -> s
     return await run.readable()
 
 
-@pytest.mark.parametrize("hours", [2, -50])
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["one process", "restarted each time"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param(lambda number: number % 2, id="one replica of two"),
-        pytest.param(lambda number: number == 25, id="the newest entry"),
-        pytest.param(lambda number: number < 25, id="all but the newest entry"),
-        pytest.param(lambda number: number > 20, id="the clock is set"),
-        pytest.param(lambda number: number, id="another clock each time"),
-    ],
-)
-async def test_what_stays_does_not_depend_on_calendar_clocks(
-    hours: int, wrong: Callable[[int], int], *, is_restarted: bool
-) -> None:
-    errors_s = [hours * HOUR_S * wrong(number) for number in range(26)]
+async def test_what_stays_does_not_depend_on_calendar_clocks(is_restarted: bool) -> None:
+    errors_s = [(-50 if number % 2 else 2) * number * HOUR_S for number in range(26)]
     readable = await _readable_after(errors_s, is_restarted=is_restarted)
     assert {24, 25, 26} <= readable, "what was the newest within six hours"
     assert readable == await _readable_after([0.0] * 26, is_restarted=False)
 
 
 async def test_what_a_new_process_makes_is_not_as_old_as_one_that_waited_for_hours_has_waited() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=4, kept_day_count=0))
+    run = await Trained.start(hours=4)
     waiting = await Store(
         run.driver.objects,
         clock=run.calendar,
@@ -223,75 +197,43 @@ async def test_what_a_new_process_makes_is_not_as_old_as_one_that_waited_for_hou
 
 
 async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=0, kept_day_count=0))
+    run = await Trained.start()
     await run.train(5, is_checkpointed=False)
     pinned = replace(run.log.state.policy, pinned_positions=(run.positions[4],))
-    await run.append(PolicyItem("pin", pinned))
+    await run.driver.append(PolicyItem("pin", pinned))
     for _ in range(4):
         await run.train(8)
         await run.collect()
-    assert {3, 4, 5} <= await run.readable(), "version 5 comes of the snapshot of version 3"
-    assert 2 not in await run.readable()
-    assert run.forgetful.fragments[FRAGMENT].at(run.positions[4]) is not None
-    assert run.forgetful.fragments[FRAGMENT].at(run.positions[5]) is None, "which followed it"
-    names = sorted(retention.pinned_names(run.forgetful))
-    assert names == sorted(retention.pinned_names(run.log.state))
-    (outcome,) = await run.log.append([CollectedItem((names[0],))])
-    assert outcome.rejection is not None
-    assert outcome.rejection.reason == "BAD_REQUEST"
+    readable = await run.readable()
+    assert {3, 4, 5} <= readable, "version 5 comes of the snapshot of version 3"
+    assert 2 not in readable
+    state = run.log.state
+    assert state.fragments[FRAGMENT].at(run.positions[4]) is not None
+    assert state.fragments[FRAGMENT].at(run.positions[5]) is None, "which followed it"
+    assert await run.refused(CollectedItem((min(pinned_names(state)),))) == "BAD_REQUEST"
+    again = state_from_bytes(state_to_bytes(state), run.log.spec)
+    assert again.fragments == state.fragments
 
 
 async def test_what_is_gone_cannot_be_pinned() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=1, kept_hours=0, kept_day_count=0))
+    run = await Trained.start()
     await run.train(9, is_checkpointed=False)
     await run.collect()
     for position in (run.positions[3], run.log.state.position + 5, 0):
-        (outcome,) = await run.log.append([PolicyItem(f"pin {position}", Policy(pinned_positions=(position,)))])
-        assert outcome.rejection is not None
-        assert outcome.rejection.reason == "VERSION_NOT_FOUND"
-    await run.append(PolicyItem("pin", Policy(pinned_positions=(run.positions[8],))))
-
-
-async def test_forgetting_and_remembering_states_keep_the_same() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=7, kept_day_count=3))
-    for _ in range(8):
-        await run.train(7)
-        await run.collect()
-        ours, theirs = run.forgetful.fragments[FRAGMENT], run.log.state.fragments[FRAGMENT]
-        assert ours.known().keys() == theirs.known().keys()
-        kept = run.log.state.policy
-        assert retention.kept_positions(run.forgetful, kept) == retention.kept_positions(run.log.state, kept)
-        live = set(run.driver.objects.objects)  # type: ignore[attr-defined]  # objects in a dict
-        names = retention.kept_names(run.forgetful, kept)
-        assert {f"{run.log.prefix}/{name}" for name in names} <= live
-        again = state_from_bytes(state_to_bytes(run.forgetful), run.log.spec)
-        assert again.fragments[FRAGMENT].known() == ours.known()
+        pin = PolicyItem(f"pin {position}", Policy(pinned_positions=(position,)))
+        assert await run.refused(pin) == "VERSION_NOT_FOUND"
+    await run.driver.append(PolicyItem("pin", Policy(pinned_positions=(run.positions[8],))))
 
 
 async def test_a_collection_is_due_when_it_frees_a_quarter_of_what_stays() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=2, kept_hours=0, kept_day_count=0))
+    run = await Trained.start(versions=2)
     await run.train(3)
-    assert not retention.is_due(run.log.state)
+    assert not is_due(run.log.state)
     await run.train(9)
-    assert retention.is_due(run.log.state)
+    assert is_due(run.log.state)
     assert await run.collect()
-    assert not retention.is_due(run.log.state)
+    assert not is_due(run.log.state)
     assert not await run.collect()
-
-
-class UnreadDeltas(dict[str, DeltaState]):
-    """Deltas that nobody may go through."""
-
-    def values(self) -> NoReturn:
-        raise AssertionError("all deltas were looked at")
-
-
-async def test_deltas_are_not_looked_at_while_all_versions_are_kept() -> None:
-    run = await Trained.start(Policy(update_encoding=INT4, kept_version_count=4))
-    await run.train(3)
-    run.log.state.deltas = UnreadDeltas(run.log.state.deltas)
-    assert len(run.log.state.fragments[FRAGMENT].versions) == 4
-    assert not retention.is_due(run.log.state)
 
 
 VERSIONS = 12
@@ -302,11 +244,10 @@ def checkpoint(history: History, **oldest: int) -> CheckpointItem:
     return CheckpointItem(position, f"checkpoints/{position:020}-{'0' * 32}", 1, "0" * 64, oldest)
 
 
-@pytest.fixture(params=[True, False], ids=["forgets", "keeps the history"])
-def history(request: pytest.FixtureRequest) -> History:
+@pytest.fixture
+def history() -> History:
     """An open run with versions 0 to 12 of one fragment, a delta of m0 in each and a snapshot."""
     made = History()
-    made.state = RunState(SPEC, forgets=request.param)
     made.admit(snapshot(0, EMBED))
     made.admit(snapshot(0))
     made.admit(StatusItem(RunStatus.OPEN))
@@ -324,16 +265,10 @@ def history(request: pytest.FixtureRequest) -> History:
 def test_older_versions_and_what_went_into_them_are_forgotten(history: History) -> None:
     before = len(state_to_bytes(history.state))
     history.admit(checkpoint(history, body=8))
-    body = history.state.fragments[BODY]
-    assert [number for number in body.versions if body.remembered(number)] == list(range(8, VERSIONS + 1))
-    known = [name for name in history.state.deltas if history.state.delta(name)]
-    assert known == ["of m1", *(f"d{version}" for version in range(8, VERSIONS + 1))]
-    if history.state.forgets:
-        assert list(body.versions) == list(range(8, VERSIONS + 1))
-        assert list(history.state.deltas) == known
-        assert len(state_to_bytes(history.state)) < 0.7 * before
-    else:
-        assert len(body.versions) == VERSIONS + 1
+    remembered = list(range(8, VERSIONS + 1))
+    assert list(history.state.fragments[BODY].versions) == remembered
+    assert list(history.state.deltas) == ["of m1", *(f"d{version}" for version in remembered)]
+    assert len(state_to_bytes(history.state)) < 0.7 * before
 
 
 def test_a_late_repeat_of_a_forgotten_delta_is_refused_by_its_base(history: History) -> None:
@@ -348,9 +283,9 @@ def test_a_late_repeat_of_a_forgotten_delta_is_refused_by_its_base(history: Hist
 def test_a_learners_last_delta_is_forgotten_when_another_follows_it(history: History) -> None:
     history.admit(checkpoint(history, body=8))
     history.admit(accepted("next of m1", "m1", base=VERSIONS))
-    assert history.reject(accepted("of m1", "m1")) == "BASE_STALE"
     history.admit(checkpoint(history, body=9))
-    assert ("of m1" in history.state.deltas) == (not history.state.forgets)
+    assert history.reject(accepted("of m1", "m1")) == "BASE_STALE"
+    assert "of m1" not in history.state.deltas
 
 
 def test_an_expired_delta_is_remembered_while_its_base_is(history: History) -> None:
@@ -409,8 +344,7 @@ def test_condemned_names_are_forgotten_with_the_versions_of_their_time(history: 
     history.admit(snapshot(VERSIONS + 1))
     history.admit(checkpoint(history, body=VERSIONS + 1, embed=0))
     assert history.reject(slow) == "BASE_STALE", "its base is forgotten, and its part may be"
-    if history.state.forgets:
-        assert list(history.state.condemned) == ["deltas/embed/of another/part"]
+    assert list(history.state.condemned) == ["deltas/embed/of another/part"]
 
 
 def test_old_sessions_and_requests_are_forgotten(history: History) -> None:
@@ -444,7 +378,6 @@ def test_a_writer_asks_to_forget_only_what_is_no_base_any_more(history: History)
 
 def test_the_state_goes_into_bytes_and_back() -> None:
     made = History()
-    made.state = RunState(SPEC, forgets=True)
     for item in (snapshot(0, EMBED), snapshot(0), StatusItem(RunStatus.OPEN), SessionItem("m0", "m0-s1", "here")):
         made.admit(item)
     made.admit(accepted("a"))

@@ -10,11 +10,13 @@ from skerry_syncer.store.errors import (
     NewerFormatError,
     ObjectExistsError,
     OutcomeUnknownError,
+    StoreError,
     StoreFullError,
     StoreUnavailableError,
 )
 from skerry_syncer.store.log.entries import FORMAT, CollectedItem, Entry, entry_name
-from skerry_syncer.store.log.run_log import GROUP_BYTES
+from skerry_syncer.store.log.run_log import GROUP_BYTES, RunLog
+from skerry_syncer.store.store import Store
 from tests.support.faulty_objects import NO_FAULT, Effect, Fault
 from tests.support.log_bench import SPEC, UID, Bench, on_virtual_time
 
@@ -35,7 +37,7 @@ def entry_count(bench: Bench) -> int:
 
 @on_virtual_time
 async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
+    log = await bench.log()
     answers = await asyncio.gather(*(log.append([bench.policy()]) for _ in range(50)))
     assert all(outcome.rejection is None for answer in answers for outcome in answer)
     assert entry_count(bench) == 1
@@ -43,7 +45,7 @@ async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
 
 @on_virtual_time
 async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Bench) -> None:
-    log = (await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)).log
+    log = await bench.log(lambda operation, _: Fault(latency_s=1.0))
     early = asyncio.ensure_future(log.append([bench.policy()]))
     await asyncio.sleep(0.5)
     later = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(9)]
@@ -53,7 +55,7 @@ async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Be
 
 @on_virtual_time
 async def test_groups_are_split_where_an_entry_would_grow_too_large(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
+    log = await bench.log()
     names = tuple(f"deltas/body/{number:032}" for number in range(10_000))  # about 450 kB
     await asyncio.gather(*(log.append([CollectedItem(names)]) for _ in range(5)))
     sizes = [len(data) for name, (data, _) in bench.shared.objects.items() if "/log/" in name]
@@ -63,7 +65,7 @@ async def test_groups_are_split_where_an_entry_would_grow_too_large(bench: Bench
 
 @on_virtual_time
 async def test_a_cancelled_caller_takes_only_its_own_items_back(bench: Bench) -> None:
-    log = (await bench.store(lambda operation, _: Fault(latency_s=1.0)).create_draft(SPEC)).log
+    log = await bench.log(lambda operation, _: Fault(latency_s=1.0))
     callers = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(2)]
     await asyncio.sleep(0.5)  # both are under way
     waiting = [asyncio.ensure_future(log.append([bench.policy()])) for _ in range(3)]
@@ -76,7 +78,7 @@ async def test_a_cancelled_caller_takes_only_its_own_items_back(bench: Bench) ->
 
 @on_virtual_time
 async def test_the_loser_of_a_number_folds_the_winner_and_takes_the_next(bench: Bench) -> None:
-    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
+    one, other = await bench.log(), await bench.log()
     seen: list[int] = []
     other.subscribe(lambda entry, _: seen.append(entry.position))
     await one.append([bench.policy()])
@@ -86,7 +88,7 @@ async def test_the_loser_of_a_number_folds_the_winner_and_takes_the_next(bench: 
 
 @on_virtual_time
 async def test_items_without_effect_are_answered_from_the_logs_end_and_not_written(bench: Bench) -> None:
-    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
+    one, other = await bench.log(), await bench.log()
     item = bench.policy()
     await one.append([item])
     (outcome,) = await other.append([item])
@@ -98,17 +100,15 @@ async def test_items_without_effect_are_answered_from_the_logs_end_and_not_writt
 
 @pytest.mark.parametrize("effect", [Effect.ERROR_BEFORE, Effect.ERROR_AFTER, Effect.LATE])
 @pytest.mark.parametrize("error", [StoreUnavailableError, ObjectExistsError])
-def test_a_create_that_failed_is_read_back_and_has_one_effect(effect: Effect, error: type[Exception]) -> None:
-    @on_virtual_time
-    async def test(bench: Bench) -> None:
-        fault = Fault(effect=effect, error=error, landing_s=0.02)  # type: ignore[arg-type]
-        log = (await bench.store(first("create", fault)).create_draft(SPEC)).log
-        (outcome,) = await log.append([bench.policy()])
-        await bench.late.land()
-        assert outcome.rejection is None
-        assert (entry_count(bench), log.state.position) == (1, 1)
-
-    test()
+@on_virtual_time
+async def test_a_create_that_failed_is_read_back_and_has_one_effect(
+    bench: Bench, effect: Effect, error: type[StoreError]
+) -> None:
+    log = await bench.log(first("create", Fault(effect=effect, error=error, landing_s=0.02)))
+    (outcome,) = await log.append([bench.policy()])
+    await bench.late.land()
+    assert outcome.rejection is None
+    assert (entry_count(bench), log.state.position) == (1, 1)
 
 
 @on_virtual_time
@@ -135,7 +135,7 @@ async def test_a_caller_hears_unknown_only_after_patience_and_repeating_is_safe(
 @on_virtual_time
 async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_there_is_room(bench: Bench) -> None:
     full = Fault(effect=Effect.ERROR_BEFORE, error=StoreFullError)
-    log = (await bench.store(first("create", full)).create_draft(SPEC)).log
+    log = await bench.log(first("create", full))
     item = bench.policy()
     with pytest.raises(StoreFullError):
         await log.append([item])
@@ -146,8 +146,8 @@ async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_t
 
 @on_virtual_time
 async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_decided(bench: Bench) -> None:
-    sleeper = (await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)).log
-    other = (await bench.store().create_draft(SPEC)).log
+    sleeper = await bench.log(first("create", Fault(latency_s=3600.0)))
+    other = await bench.log()
     asleep = asyncio.ensure_future(sleeper.append([bench.policy()]))
     await asyncio.sleep(1)
     for _ in range(5):
@@ -161,7 +161,7 @@ async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_
 
 @on_virtual_time
 async def test_many_callers_that_want_the_end_cost_two_reads(bench: Bench) -> None:
-    log = (await bench.store(lambda *_: Fault(latency_s=0.1)).create_draft(SPEC)).log
+    log = await bench.log(lambda *_: Fault(latency_s=0.1))
     before = bench.operations["get"]
     await asyncio.gather(*(log.tail() for _ in range(100)))
     assert bench.operations["get"] - before == 2
@@ -169,7 +169,7 @@ async def test_many_callers_that_want_the_end_cost_two_reads(bench: Bench) -> No
 
 @on_virtual_time
 async def test_a_cold_replica_reads_ahead_and_never_lists_the_log(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
+    log = await bench.log()
     for _ in range(100):
         await log.append([bench.policy()])
     started = bench.clock.monotonic_s()
@@ -183,7 +183,7 @@ async def test_a_cold_replica_reads_ahead_and_never_lists_the_log(bench: Bench) 
 
 @on_virtual_time
 async def test_waiting_for_a_position_that_the_log_does_not_have_says_that_it_shrank(bench: Bench) -> None:
-    one, other = [(await bench.store().create_draft(SPEC)).log for _ in range(2)]
+    one, other = await bench.log(), await bench.log()
     await one.append([bench.policy()])
     await other.wait_for(1)
     with pytest.raises(LogCorruptError) as caught:
@@ -192,85 +192,68 @@ async def test_waiting_for_a_position_that_the_log_does_not_have_says_that_it_sh
     await other.append([bench.policy()])  # what a caller claims does not stop the log
 
 
-@pytest.mark.parametrize("damage", ["removed", "changed"])
-@pytest.mark.parametrize("is_writing", [False, True])
-def test_a_store_that_lost_what_it_had_is_detected_and_nothing_more_is_acknowledged(
-    damage: str, is_writing: bool
-) -> None:
-    @on_virtual_time
-    async def test(bench: Bench) -> None:
-        log = (await bench.store().create_draft(SPEC)).log
-        for _ in range(3):
-            await log.append([bench.policy()])
-        await asyncio.sleep(6)
-        await log.tail()
-        name = f"{log.prefix}/log/{3:020}"
-        if damage == "removed":
-            del bench.shared.objects[name]
-        else:
-            bench.shared.objects[name] = (b"{}", 0.0)
-
-        async def go_on() -> None:
-            for _ in range(3):
-                if is_writing:
-                    await log.append([bench.policy()])
-                await asyncio.sleep(4)
-                await log.tail()
-
-        with pytest.raises(LogCorruptError):
-            await go_on()
-        for attempt in (log.tail(), log.append([bench.policy()]), log.wait_for(1)):
-            with pytest.raises(LogCorruptError):
-                await attempt
-
-    test()
-
-
-@pytest.mark.parametrize("lost", ["all", "newest", "oldest", "middle", "spec"])
-def test_a_store_that_comes_back_whole_is_served_again_and_no_other(lost: str) -> None:
-    @on_virtual_time
-    async def test(bench: Bench) -> None:
-        store = bench.store()
-        log = (await store.create_draft(SPEC)).log
-        for _ in range(3):
-            await log.append([bench.policy()])
-        await asyncio.sleep(6)
-        await log.tail()
-        digest = log.state.head_digest
-        whole = dict(bench.shared.objects)
-        entries = [entry_name(log.prefix, position) for position in range(4)]
-        gone = {"all": entries, "newest": entries[3:], "oldest": entries[1:2], "middle": entries[2:3]}
-        for name in gone.get(lost, entries[:1]):
-            del bench.shared.objects[name]
-        await asyncio.sleep(6)
-        if lost in ("all", "newest"):  # what is looked for while the process goes on
-            with pytest.raises(LogCorruptError):
-                await log.tail()
-        else:  # what only a fold from the start meets
-            bench.shared.objects[entry_name(log.prefix, 4)] = (b"", 0.0)
-            with pytest.raises(LogCorruptError):
-                await log.tail()
-        for _ in range(3):
-            with pytest.raises(LogCorruptError):
-                await store.open_run("run", UID)
-            await asyncio.sleep(6)
-        bench.shared.objects = whole
-        again = (await store.open_run("run", UID)).log
-        assert again.state.head_digest == digest
-        await again.append([bench.policy()])
-        assert (await store.open_run("run", UID)).log is again
-
-    test()
-
-
-@on_virtual_time
-async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on(bench: Bench) -> None:
-    store = bench.store()
+async def log_of_three(bench: Bench, store: Store) -> RunLog:
+    """Returns the log after three entries, that are known to be durable."""
     log = (await store.create_draft(SPEC)).log
     for _ in range(3):
         await log.append([bench.policy()])
     await asyncio.sleep(6)
     await log.tail()
+    return log
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+@pytest.mark.parametrize("is_writing", [False, True])
+@on_virtual_time
+async def test_a_store_that_lost_what_it_had_is_detected_and_nothing_more_is_acknowledged(
+    bench: Bench, damage: str, is_writing: bool
+) -> None:
+    log = await log_of_three(bench, bench.store())
+    name = entry_name(log.prefix, 3)
+    del bench.shared.objects[name]
+    if damage == "changed":
+        bench.shared.objects[name] = (b"{}", 0.0)
+
+    async def go_on() -> None:
+        for _ in range(3):
+            if is_writing:
+                await log.append([bench.policy()])
+            await asyncio.sleep(4)
+            await log.tail()
+
+    for attempt in (go_on(), log.tail(), log.append([bench.policy()]), log.wait_for(1)):
+        with pytest.raises(LogCorruptError):
+            await attempt
+
+
+@pytest.mark.parametrize("lost", [[0, 1, 2, 3], [3], [1], [2], [0]], ids=["all", "newest", "oldest", "middle", "spec"])
+@on_virtual_time
+async def test_a_store_that_comes_back_whole_is_served_again_and_no_other(bench: Bench, lost: list[int]) -> None:
+    store = bench.store()
+    log = await log_of_three(bench, store)
+    digest, whole = log.state.head_digest, dict(bench.shared.objects)
+    for position in lost:
+        del bench.shared.objects[entry_name(log.prefix, position)]
+    if 3 not in lost:  # then only a fold from the start meets it
+        bench.shared.objects[entry_name(log.prefix, 4)] = (b"", 0.0)
+    await asyncio.sleep(6)
+    with pytest.raises(LogCorruptError):
+        await log.tail()
+    for _ in range(3):
+        with pytest.raises(LogCorruptError):
+            await store.open_run("run", UID)
+        await asyncio.sleep(6)
+    bench.shared.objects = whole
+    again = (await store.open_run("run", UID)).log
+    assert again.state.head_digest == digest
+    await again.append([bench.policy()])
+    assert (await store.open_run("run", UID)).log is again
+
+
+@on_virtual_time
+async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on(bench: Bench) -> None:
+    store = bench.store()
+    log = await log_of_three(bench, store)
     del bench.shared.objects[entry_name(log.prefix, 3)]
     await asyncio.sleep(6)
     with pytest.raises(LogCorruptError):
@@ -282,21 +265,18 @@ async def test_a_log_that_lost_its_end_is_not_served_again_after_others_wrote_on
         await store.open_run("run", UID)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"format": 0}'])
-def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(data: bytes) -> None:
-    @on_virtual_time
-    async def test(bench: Bench) -> None:
-        log = (await bench.store().create_draft(SPEC)).log
-        bench.shared.objects[f"{log.prefix}/log/{1:020}"] = (data, 0.0)
-        with pytest.raises(LogCorruptError, match="position=1"):
-            await log.tail()
-
-    test()
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"format": 0}'])
+@on_virtual_time
+async def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(bench: Bench, data: bytes) -> None:
+    log = await bench.log()
+    bench.shared.objects[entry_name(log.prefix, 1)] = (data, 0.0)
+    with pytest.raises(LogCorruptError, match="position=1"):
+        await log.tail()
 
 
 @on_virtual_time
 async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
+    log = await bench.log()
     for _ in range(40):
         await log.append([bench.policy()])
 
@@ -310,7 +290,7 @@ async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> 
 
 @on_virtual_time
 async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
-    log = (await bench.store(first("create", Fault(latency_s=3600.0))).create_draft(SPEC)).log
+    log = await bench.log(first("create", Fault(latency_s=3600.0)))
     caller = asyncio.ensure_future(log.append([bench.policy()]))
     await asyncio.sleep(1)
     await log.close()
@@ -320,7 +300,7 @@ async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
 
 @on_virtual_time
 async def test_a_log_that_goes_on_in_a_newer_format_is_no_damage(bench: Bench) -> None:
-    log = (await bench.store().create_draft(SPEC)).log
+    log = await bench.log()
     await log.append([bench.policy()])
     newer = Entry(2, UID, log.state.head_digest, "newer", "0" * 32, 0.0, (), FORMAT + 1)
     bench.shared.objects[entry_name(log.prefix, 2)] = (newer.to_bytes(), 0.0)

@@ -11,6 +11,7 @@ from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.whole_history import WholeHistory
 
 
 async def final_state(store_url: str, name: str, uid: str) -> RunState:
@@ -22,13 +23,16 @@ async def final_state(store_url: str, name: str, uid: str) -> RunState:
         workers=InlineWorkers(),
         writer="audit",
     )
-    log = await store.open_run(name, uid)
-    for fragment in log.state.fragments.values():
-        assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
-    report = await verify_run(log, workers=InlineWorkers(), scratch=Scratch(None))
+    run = await store.open_run(name, uid)
+    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.ok, [str(problem) for problem in report.problems]
+    history = WholeHistory(run.spec)
+    async for entry, data in run.log.entries():
+        history.apply(entry, data)
+    for fragment in history.state.fragments.values():
+        assert sorted(fragment.versions) == list(range(fragment.version + 1)), "versions are continuous"
     await store.close()
-    return log.state
+    return history.state
 
 
 def check_fates(state: RunState, acknowledged: set[str]) -> dict[Fate, int]:

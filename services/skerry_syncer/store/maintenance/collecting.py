@@ -41,7 +41,7 @@ from skerry_syncer.store.store import Store
 
 # Names in one entry, of about 150 bytes each: far below the size at which groups are split.
 _NAMES_AN_ENTRY: Final = 1000
-_BLOB_FOLDERS: Final = ("deltas", "rollbacks", "snapshots", "updates")
+_BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
 # How often a plan is made anew because the log moved on.
 _ATTEMPTS: Final = 4
 

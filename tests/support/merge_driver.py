@@ -12,7 +12,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from skerry.algorithm.rounds import outage_length, round_length
 from skerry.algorithm.step import OuterState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.workers import InlineWorkers, Workers
@@ -161,18 +160,17 @@ class Driver:
         return item
 
     async def close(
-        self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
+        self,
+        deltas: Sequence[AcceptedItem],
+        *,
+        weights: Sequence[float] | None = None,
+        participation: float = 1.0,
+        length: float = 24.0,
     ) -> ClosedItem:
         """Freezes a round of these deltas."""
         weights = weights or [1.0] * len(deltas)
         members = tuple(Member(delta.delta, weight, 0) for delta, weight in zip(deltas, weights, strict=True))
-        fragment, version = self.log.state.fragments[FRAGMENT], self.state.version
-        steps, full = [delta.step_count for delta in deltas], self.log.state.policy.inner_step_count
-        missed = fragment.missed_step_count((delta.learner for delta in deltas), version)
-        length = outage_length(
-            steps, participation=participation, missed_step_count=missed, inner_step_count=full
-        ) or round_length(steps, weights, inner_step_count=full)
-        closing = ClosedItem(FRAGMENT, version + 1, 0, members, participation, (), length)
+        closing = ClosedItem(FRAGMENT, self.state.version + 1, 0, members, participation, (), length)
         await self.append(closing)
         return closing
 
@@ -181,13 +179,9 @@ class Driver:
         acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
         return await merge_round(self.run, closing, self.state, acc, workers=self.workers)
 
-    async def round(
-        self, deltas: Sequence[AcceptedItem], *, weights: Sequence[float] | None = None, participation: float = 1.0
-    ) -> CommittedItem:
-        """Closes, merges and commits a round of these deltas."""
-        return await self.commit(
-            await self.merge(await self.close(deltas, weights=weights, participation=participation))
-        )
+    async def round(self, deltas: Sequence[AcceptedItem], **close: Any) -> CommittedItem:
+        """Closes, as `close` does, merges and commits a round of these deltas."""
+        return await self.commit(await self.merge(await self.close(deltas, **close)))
 
     async def commit(self, result: MergeResult) -> CommittedItem:
         """Makes a merge durable."""

@@ -242,16 +242,6 @@ async def test_a_merge_that_is_cancelled_after_the_step_leaves_no_state_behind(r
     await run.check(2)
 
 
-async def test_a_delta_that_can_not_be_read_costs_no_state(run: Run) -> None:
-    deltas = await run.deltas(1.0, 2.0)
-    closing = await run.close(deltas)
-    await run.objects.delete([f"{run.driver.log.prefix}/{deltas[1].parts[0].name}"])
-    with pytest.raises(UnreadableDeltaError):
-        await run.merge(closing)
-    await run.merge(await run.close_again(closing, 1))
-    assert (run.version, run.rebuilt) == (2, [])
-
-
 @pytest.mark.parametrize("size", [1.5e29, 3e38])
 async def test_a_delta_that_is_too_large_costs_no_state(run: Run, size: float) -> None:
     deltas = await run.deltas(1.0, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -89,14 +90,11 @@ class RoundWorld:
             step_count=steps,
             token_count=steps * 100 if tokens is None else tokens,
             last_step=last_step,
-            squared_norms=(norm * norm, *self._zeros()),
+            squared_norms=(norm * norm, *(0.0 for _ in self.spec.fragments[0].tensors[1:])),
         )
         (outcome,) = self.append(item)
         assert outcome.rejection is None, outcome.rejection
         return delta
-
-    def _zeros(self) -> tuple[float, ...]:
-        return (0.0,) * (len(self.spec.fragments[0].tensors) - 1)
 
     def commit(self, update: tuple[ObjectRef, ...] = ()) -> CommittedItem:
         """Commits the frozen set as a merge would, and returns the item."""
@@ -111,6 +109,17 @@ class RoundWorld:
         assert outcome.rejection is None, outcome.rejection
         return item
 
+    def closed(self, *live: str) -> ClosedItem:
+        """Returns the close that an engine comes to, once any grace is over, while these learners are live."""
+        return self.closed_in(view(*live))
+
+    def closed_in(self, seen: MembershipView) -> ClosedItem:
+        """Returns the close that an engine comes to once any grace is over."""
+        engine = RoundEngine()
+        (item,) = engine.decide(self.state, seen, 0.0).items or engine.decide(self.state, seen, 1e6).items
+        assert isinstance(item, ClosedItem)
+        return item
+
     def close_and_commit(self, item: Item) -> ClosedItem:
         """Appends a close and its commit."""
         assert isinstance(item, ClosedItem)
@@ -118,6 +127,12 @@ class RoundWorld:
         assert outcome.rejection is None, outcome.rejection
         self.commit()
         return item
+
+    def round(self, *learners: str, live: Sequence[str] = (), **delta: Any) -> ClosedItem:
+        """Has a delta of each of the learners accepted, closes the round while they or `live` are live, and commits."""
+        for name in learners:
+            self.accept(name, **delta)
+        return self.close_and_commit(self.closed(*(live or learners)))
 
 
 def learner(*, is_live: bool = True, step_count: int = 24, step_time_s: float = 0.1, **report: Any) -> LearnerView:
@@ -133,17 +148,3 @@ def view(*learners: str, age_s: float = SETTLED_S, **report: Any) -> MembershipV
 def is_closed(world: RoundWorld, *live: str, **seen: Any) -> bool:
     """Whether an engine that sees the round for the first time closes it at once."""
     return bool(RoundEngine().decide(world.state, view(*live, **seen), 0.0).items)
-
-
-def closed(world: RoundWorld, *live: str) -> ClosedItem:
-    """Returns the close that an engine comes to once any grace is over."""
-    return closed_in(world, view(*live))
-
-
-def closed_in(world: RoundWorld, view: MembershipView) -> ClosedItem:
-    """Returns the close that an engine comes to once any grace is over."""
-    engine = RoundEngine()
-    items = engine.decide(world.state, view, 0.0).items or engine.decide(world.state, view, 1e6).items
-    (item,) = items
-    assert isinstance(item, ClosedItem)
-    return item

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from skerry.wire.policy import Policy
@@ -26,7 +28,7 @@ from skerry_syncer.store.log.entries import (
     item_to_json,
 )
 from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
-from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, closed, is_closed, learner, view
+from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, is_closed, learner, view
 
 
 def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
@@ -39,30 +41,24 @@ def test_a_round_closes_at_once_when_every_live_learner_is_in_it() -> None:
     assert RoundEngine().decide(world.state, view("eu", "us"), 0.0, may_close=False).items == ()  # it drains
 
 
-def test_a_round_waits_for_a_missing_learner_no_longer_than_its_grace() -> None:
-    world = RoundWorld("eu", "us")
+@pytest.mark.parametrize(
+    ("policy", "live", "age_s", "grace_s"),
+    [
+        # gamma * tau * xi_step = 0.5 * 12 * 0.1 s is above 1.5 steps, which therefore bound the grace.
+        pytest.param(Policy(), ("eu", "us"), SETTLED_S, 0.15, id="a missing learner is waited for"),
+        pytest.param(Policy(), ("eu",), 1.0, 0.15, id="to a young view the first one back is not everybody"),
+        pytest.param(Policy(delay_step_count=0), ("eu", "us"), SETTLED_S, 0.0, id="without slack nobody is waited for"),
+    ],
+)
+def test_a_round_waits_for_no_longer_than_its_grace(
+    policy: Policy, live: Sequence[str], age_s: float, grace_s: float
+) -> None:
+    world, engine = RoundWorld("eu", "us", policy=policy), RoundEngine()
     world.accept("eu")
-    engine = RoundEngine()
-    waiting = engine.decide(world.state, view("eu", "us"), 10.0)
-    # gamma * tau * xi_step = 0.5 * 12 * 0.1 s is above 1.5 steps, which therefore bound the grace.
-    assert waiting.items == ()
-    assert waiting.wake_at_s == pytest.approx(10.15)
-    (item,) = engine.decide(world.state, view("eu", "us"), 10.15).items
-    assert isinstance(item, ClosedItem)
-
-
-def test_while_the_view_is_young_the_first_learner_back_is_not_everybody() -> None:
-    world = RoundWorld("eu", "us")
-    world.accept("eu")
-    decisions = RoundEngine().decide(world.state, view("eu", age_s=1.0), 0.0)
-    assert decisions.items == ()
-    assert decisions.wake_at_s == pytest.approx(0.15)
-
-
-def test_negative_slack_closes_at_quorum() -> None:
-    world = RoundWorld("eu", "us", policy=Policy(delay_step_count=0))
-    world.accept("eu")
-    assert is_closed(world, "eu", "us")
+    decisions = engine.decide(world.state, view(*live, age_s=age_s), 10.0)
+    assert (decisions.wake_at_s or 10.0) == pytest.approx(10.0 + grace_s)
+    assert bool(decisions.items) is not bool(decisions.wake_at_s)
+    assert decisions.items or engine.decide(world.state, view(*live, age_s=age_s), 10.0 + grace_s).items
 
 
 def test_a_round_does_not_close_below_its_quorum() -> None:
@@ -136,11 +132,11 @@ def test_a_delta_staler_than_the_policy_allows_expires_by_name() -> None:
     for _ in range(2):  # the late one is pending while two versions pass without it
         fragment = world.state.fragments["a"]
         world.accept("eu")
-        close = closed(world, "eu", "us")
+        close = world.closed("eu", "us")
         kept = tuple(member for member in close.members if member.delta != late)
         world.close_and_commit(ClosedItem("a", fragment.version + 1, 0, kept, 1.0, (), 24.0))
     world.accept("eu")
-    close = closed(world, "eu", "us")
+    close = world.closed("eu", "us")
     assert [(decided.delta, decided.fate) for decided in close.decided] == [(late, Fate.EXPIRED)]
     assert late not in [member.delta for member in close.members]
 
@@ -150,22 +146,9 @@ def test_max_staleness_counts_rounds_and_not_versions() -> None:
     learners = ("a1", "a2", "a3", "a4")
     world = RoundWorld(*learners, "late", policy=Policy(max_staleness=1))
     for name in learners:
-        world.accept(name)
-        world.close_and_commit(closed(world, *learners))
+        world.round(name, live=learners)
     assert world.state.fragments["a"].version == 4
     world.accept("late", base=0)  # four versions, and one round
-
-
-def test_an_outlier_alone_in_its_round_is_named_without_a_close() -> None:
-    world = RoundWorld("eu")
-    world.accept("eu")
-    world.close_and_commit(closed(world, "eu"))
-    bad = world.accept("eu", norm=1e6)
-    (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
-    assert isinstance(item, FateItem)
-    assert [decided.delta for decided in item.decided] == [bad]
-    world.append(item)
-    assert world.state.deltas[bad].fate is Fate.QUARANTINED
 
 
 def froze(world: RoundWorld, engine: RoundEngine, now_s: float) -> ClosedItem:
@@ -217,7 +200,7 @@ def test_a_failed_merge_is_due_again_after_a_term() -> None:
 def test_while_a_set_is_frozen_its_fragment_closes_no_other() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")
-    world.append(*[closed(world, "eu", "us")])
+    world.append(*[world.closed("eu", "us")])
     world.accept("us", steps=48)
     decisions = RoundEngine().decide(world.state, view("eu", "us"), 1e6)
     assert decisions.items == ()

@@ -7,14 +7,7 @@ import pytest
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import MembershipView
 from skerry_syncer.store.log.entries import LeftItem, SessionItem
-from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, closed, is_closed, learner, view
-
-
-def joint_round(world: RoundWorld, *learners: str) -> None:
-    """Closes and commits a round of these learners, for which nobody else is waited."""
-    for name in learners:
-        world.accept(name)
-    world.close_and_commit(closed(world, *learners))
+from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, is_closed, learner, view
 
 
 def test_a_first_round_does_not_wait_for_those_that_have_said_nothing() -> None:
@@ -30,7 +23,7 @@ def test_a_fast_learner_of_small_batches_makes_nobody_else_slow() -> None:
     world = RoundWorld("big", "fast")
     world.accept("big", steps=8, tokens=800)
     world.accept("fast", steps=24, tokens=600)
-    world.close_and_commit(closed(world, "big", "fast"))
+    world.round(live=("big", "fast"))
     world.accept("fast", steps=24, tokens=600)
     assert not is_closed(world, "big", "fast")
 
@@ -39,27 +32,26 @@ def test_a_newcomer_is_waited_for_until_two_rounds_have_closed_without_it() -> N
     world = RoundWorld("eu", "us")
     world.accept("eu")
     assert not is_closed(world, "eu", "us")  # the first round waits for all
-    world.accept("us")
-    world.close_and_commit(closed(world, "eu", "us"))
+    world.round("us", live=["eu", "us"])
     world.append(SessionItem("new", "session-new", "here"))
     waits = []
     for _ in range(4):
         world.accept("eu")
         world.accept("us")
         waits.append(not is_closed(world, "eu", "us", "new"))
-        world.close_and_commit(closed(world, "eu", "us", "new"))
+        world.round(live=("eu", "us", "new"))
     assert waits == [True, True, False, False]
 
 
 @pytest.mark.parametrize("live", [("eu",), ("eu", "us")])
 def test_a_contributor_is_expected_until_it_has_missed_two_rounds_whatever_its_lease_says(live: tuple[str]) -> None:
     world = RoundWorld("eu", "us")
-    joint_round(world, "eu", "us")
+    world.round("eu", "us")
     waits = []
     for _ in range(4):
         world.accept("eu")
         waits.append(not is_closed(world, *live))
-        world.close_and_commit(closed(world, *live))
+        world.round(live=live)
     assert waits == [True, True, False, False]
 
 
@@ -68,13 +60,13 @@ def test_nobody_waits_for_a_learner_that_left() -> None:
     world.append(LeftItem("us", "session-us"))
     world.accept("eu")
     assert is_closed(world, "eu", "us")
-    assert closed(world, "eu", "us").participation == 1.0
+    assert world.closed("eu", "us").participation == 1.0
 
 
 def test_to_attach_again_is_no_work() -> None:
     """Learners that crash and attach anew in a loop neither damp the others' steps nor are waited for."""
     world = RoundWorld(*THREE)
-    joint_round(world, *THREE)
+    world.round(*THREE)
     looping = [f"loop-{index}" for index in range(6)]
     for turn in range(2):
         for name in looping:
@@ -82,7 +74,7 @@ def test_to_attach_again_is_no_work() -> None:
     for name in THREE:
         world.accept(name)
     assert is_closed(world, *THREE, *looping, step_count=10_000)
-    assert closed(world, *THREE, *looping).participation == 1
+    assert world.closed(*THREE, *looping).participation == 1
 
 
 def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
@@ -93,7 +85,7 @@ def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
         for name in THREE:
             world.accept(name)
         is_waited_for = not is_closed(world, *THREE, "loop")
-        close = world.close_and_commit(closed(world, *THREE, "loop"))
+        close = world.round(live=(*THREE, "loop"))
     assert not is_waited_for
     assert close.participation == 1
 
@@ -102,16 +94,16 @@ def test_a_learner_with_wrong_token_counts_still_has_the_others_waited_for() -> 
     world = RoundWorld(*THREE)
     for name in THREE:
         world.accept(name, tokens=2**32 if name == "ap" else None)
-    world.close_and_commit(closed(world, *THREE))
+    world.round(live=THREE)
     world.accept("ap", tokens=2**32)
     assert not is_closed(world, *THREE)
 
 
 def test_who_contributed_and_comes_back_is_waited_for() -> None:
     world = RoundWorld(*THREE)
-    joint_round(world, *THREE)
-    joint_round(world, "eu", "us")
-    joint_round(world, "eu", "us")
+    world.round(*THREE)
+    world.round("eu", "us")
+    world.round("eu", "us")
     world.append(SessionItem("ap", "another-session", "here"))
     world.accept("eu")
     world.accept("us")

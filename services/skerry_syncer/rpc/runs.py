@@ -22,7 +22,6 @@ from skerry_syncer.rpc.translate import (
 )
 from skerry_syncer.run.host import RunHost
 from skerry_syncer.run.lifecycle import (
-    MAX_TENSOR_COUNT,
     close_run,
     commit_run,
     create_run,
@@ -199,16 +198,9 @@ def _layout_of(
     """Returns the fragments, the element types by tensor name, and what else the model has.
 
     Raises:
-        SyncerError: TOO_LARGE.
         ValueError: they are not legal.
     """
     unpack_layout(request)
-    if (count := len(request.tensors) + len(request.untrained)) > MAX_TENSOR_COUNT:
-        raise SyncerError(
-            "TOO_LARGE",
-            "too many tensors, frozen ones included: keep those of a layer's experts in one tensor. "
-            f"limit={MAX_TENSOR_COUNT}, actual={count}",
-        )
     layouts, dtypes = layouts_from_messages(request.tensors, request.fragments)
     return layouts, dtypes, untrained_from_messages(request.untrained)
 

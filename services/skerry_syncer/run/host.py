@@ -20,6 +20,7 @@ from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.access.limits import IN_FLIGHT_BYTES
 from skerry_syncer.errors import RETRY_STORE_S, DrainingError, SyncerError
+from skerry_syncer.run.events import running
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
@@ -90,25 +91,20 @@ class RunHost:
         self._scratch = scratch
         self._runs: dict[tuple[str, str], _Run] = {}  # by name and uid
         self._names: dict[str, tuple[str, float]] = {}  # by name: uid, and when it was read
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # of the runs
         self._is_draining = False
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Runs replicas while the context lasts, and cancels them at its end."""
-        failure: BaseException | None = None
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            helpers = [tasks.create_task(work, name="host") for work in (self._sweep(), self._resume(), self._tidy())]
-            try:
+        try:
+            async with running(self._sweep()), running(self._resume()), running(self._tidy()):
                 yield
-            except BaseException as error:  # noqa: BLE001 - raised below, outside the group, which would wrap it
-                failure = error
+        finally:
             self._is_draining = True
-            for task in (*helpers, *(run.task for run in self._runs.values() if run.task is not None)):
+            for task in self._tasks:
                 task.cancel()
-        if failure is not None:
-            raise failure
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def open(
         self, name: str, uid: str = "", *, seen_position: int = 0, is_creator: bool = False, wakes: bool = True
@@ -177,13 +173,15 @@ class RunHost:
 
         Opening continues when callers give up waiting for it.
         """
-        if self._tasks is None or self._is_draining:
+        if self._is_draining:
             raise DrainingError
         now_s = self.clock.monotonic_s()
         run = self._runs.get((name, uid))
         if run is None:
             run = self._runs[name, uid] = _Run(now_s)
-            run.task = self._tasks.create_task(self._serve(run, name, uid, self._tasks), name=f"run {name}")
+            run.task = asyncio.create_task(self._serve(run, name, uid), name=f"run {name}")
+            self._tasks.add(run.task)
+            run.task.add_done_callback(self._tasks.discard)
         run.used_at_s = now_s
         if not run.opening.done():
             await asyncio.wait([run.opening], timeout=None if is_patient else self.settings.opening_s)
@@ -203,7 +201,7 @@ class RunHost:
             replica.wake()
         return replica
 
-    async def _serve(self, run: _Run, name: str, uid: str, tasks: asyncio.TaskGroup) -> None:
+    async def _serve(self, run: _Run, name: str, uid: str) -> None:
         """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""
         replica = None
         try:
@@ -218,8 +216,8 @@ class RunHost:
             _LOG.info("run opened", run=name, uid=uid, position=state.position, status=state.status.value)
             run.opening.set_result(replica)
             largest_numel = max((layout.numel for layout in stored.spec.fragments), default=0)
-            tasks.create_task(self.workers.run(kernels.warm_up, largest_numel), name="warm-up")
-            await replica.run()
+            async with running(self.workers.run(kernels.warm_up, largest_numel)):
+                await replica.run()
         except asyncio.CancelledError:
             run.opening.cancel()
             raise

@@ -53,13 +53,14 @@ async def create_run(host: RunHost, spec: RunSpec, request_id: str, policy: Poli
 
 def _check_plan(spec: RunSpec) -> None:
     largest = max(layout.numel for layout in spec.fragments)
+    names = [*spec.dtypes, *(tensor.name for tensor in spec.untrained)]
     for name, value, limit, advice in (
+        ("tensors", len(names), MAX_TENSOR_COUNT, "keep those of a layer's experts in one tensor"),
         ("fragments", len(spec.fragments), MAX_FRAGMENT_COUNT, "state a smaller fragment_count"),
         ("elements in a fragment", largest, MAX_FRAGMENT_NUMEL, "state a larger fragment_count"),
     ):
         if value > limit:
             raise SyncerError("TOO_LARGE", f"too many {name}: {advice}. limit={limit}, actual={value}")
-    names = [*spec.dtypes, *(tensor.name for tensor in spec.untrained)]
     if len(set(names)) != len(names):
         raise SyncerError("SHAPE_MISMATCH", "a tensor is named twice among trained and untrained ones")
 

@@ -62,7 +62,7 @@ _FLOAT32_BYTES: Final = 4
 _SNAPSHOT_KINDS: Final[tuple[SnapshotKind, ...]] = ("weights", "momentum", "residual")
 # Of a tensor of a delta. No sum of deltas below it leads out of a codec's range, which ends at 2^127.
 _LARGEST_SQUARED_NORM: Final = 2.0**200
-# Spans, of 2^20 elements, in one object of an update. Of several objects each rank of an island fetches its own.
+# Spans, of 2^20 elements, in one object of an update. Learners fetch several objects at once.
 UPDATE_OBJECT_SPANS: Final = 8
 
 

@@ -42,7 +42,6 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry_syncer.store.log.fold import check_item
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
@@ -83,10 +82,8 @@ class RunReplica:
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
         self._pace = Pace(clock)
-        self._news = asyncio.Event()  # set at the next entry, and then replaced
         self._open_rounds: tuple[tuple[str, int], ...] = ()  # (fragment, version to be made), at the last decision
         self._is_draining = False
-        self._has_ended = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
         self.roll_backs = RollBacks(run, workers, self._start, is_draining=lambda: self._is_draining)
@@ -132,10 +129,8 @@ class RunReplica:
             raise
         finally:
             self._tasks = None
-            self._has_ended = True
             self._unsubscribe()
             self.followers.close(DrainingError())
-            self._wake_waiting()
 
     async def drain(self, grace_s: float) -> None:
         """Announces the drain to followers, closes no further round, and returns when merges have ended."""
@@ -143,7 +138,6 @@ class RunReplica:
         self._send(draining=Draining(grace=duration_message(grace_s)))
         self.followers.close(DrainingError())
         self._decide_now.set()
-        self._wake_waiting()
         while self._merges:
             await asyncio.wait(self._merges)
 
@@ -153,11 +147,9 @@ class RunReplica:
         Raises:
             SyncerError: the run takes no learners, or a newer session fences this one.
         """
-        rejection = check_item(self.state, item)
-        if rejection is None or rejection.reason != "REPEATED":
-            rejection = (await self.log.append([item]))[0].rejection
-        if rejection is not None and rejection.reason != "REPEATED":
-            raise from_rejection(rejection)
+        (outcome,) = await self.log.append([item])
+        if outcome.rejection is not None and outcome.rejection.reason != "REPEATED":
+            raise from_rejection(outcome.rejection)
         self.leases.renew(item.learner, item.session, self._clock.monotonic_s())
         self._decide_now.set()
 
@@ -209,10 +201,9 @@ class RunReplica:
         Raises:
             DrainingError: the replica drains or fails first.
         """
-        while self.state.status is not RunStatus.CLOSED:
-            if self._is_draining or self._has_ended:
-                raise DrainingError
-            await self._news.wait()
+        with self.followers.following() as stream:
+            while self.state.status is not RunStatus.CLOSED:
+                await stream.get()
 
     def _on_entry(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         """Sends an entry's events to followers and wakes everything that waits for a change."""
@@ -233,7 +224,6 @@ class RunReplica:
         self.wake()
         self._decide_now.set()
         self._tail_now.set()
-        self._wake_waiting()
 
     def _fence(self, new: SessionItem) -> None:
         """Ends the streams of the learner's older sessions."""
@@ -244,10 +234,6 @@ class RunReplica:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
             error = SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
             self.followers.end(error, lambda stream: stream.learner)
-
-    def _wake_waiting(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
 
     def _send(self, **kind: Any) -> None:
         self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log

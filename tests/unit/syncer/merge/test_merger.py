@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from skerry.algorithm.step import OuterState
 from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
-from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, Decided, Fate
+from skerry_syncer.store.log.entries import ClosedItem, Decided, Fate
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.interface import Chunks
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
@@ -34,29 +34,30 @@ Hook: TypeAlias = Callable[[], Awaitable[None]]
 class HookedObjects(DictObjects):
     """Calls hooks before an update is stored, before and after an entry of the log, and before a part is read."""
 
-    before_update: Hook | None = None
-    before_entry: Hook | None = None
-    after_entry: Hook | None = None
-    before_part: Hook | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: dict[str, Hook] = {}
+
+    async def _call(self, moment: str) -> None:
+        if moment in self.hooks:
+            await self.hooks[moment]()
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
-        if "/updates/" in name and self.before_update is not None:
-            await self.before_update()
+        if "/updates/" in name:
+            await self._call("before_update")
         return await super().write(name, chunks)
 
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist."""
-        if self.before_entry is not None:
-            await self.before_entry()
+        await self._call("before_entry")
         await super().create(name, data)
-        if self.after_entry is not None:
-            await self.after_entry()
+        await self._call("after_entry")
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`."""
-        if "/deltas/" in name and self.before_part is not None:
-            await self.before_part()
+        if "/deltas/" in name:
+            await self._call("before_part")
         async for piece in super().stream(name, offset=offset):
             yield piece
 
@@ -87,11 +88,11 @@ class Run:
         """The newest version."""
         return self.driver.log.state.fragments[FRAGMENT].version
 
-    async def deltas(self, *sizes: float) -> list[AcceptedItem]:
-        """Returns a delta of each size, of a learner each."""
+    async def closed(self, *sizes: float) -> ClosedItem:
+        """Freezes a set of a delta of each size, of a learner each."""
         rng = np.random.default_rng(self.driver.delta_count)
         values = [np.float64(size) * rng.uniform(0.5, 1, LAYOUT.numel) for size in sizes]
-        return [await self.driver.push(learner, value) for learner, value in enumerate(values)]
+        return await self.driver.close([await self.driver.push(nth, value) for nth, value in enumerate(values)])
 
     async def merge(self, closing: ClosedItem) -> None:
         """Merges a frozen set, again while the store fails."""
@@ -103,13 +104,9 @@ class Run:
             break
         self.driver.state.version = self.version
 
-    async def close(self, deltas: Sequence[AcceptedItem]) -> ClosedItem:
-        """Freezes a set."""
-        return await self.driver.close(deltas)
-
-    async def close_again(self, closing: ClosedItem, count: int) -> ClosedItem:
-        """Freezes the set's first `count` deltas in its place."""
-        members, left_out = closing.members[:count], closing.members[count:]
+    async def close_again(self, closing: ClosedItem) -> ClosedItem:
+        """Freezes the set's first delta in its place."""
+        members, left_out = closing.members[:1], closing.members[1:]
         decided = tuple(Decided(member.delta, Fate.EXPIRED, "UNREADABLE") for member in left_out)
         again = ClosedItem(FRAGMENT, closing.version, closing.attempt + 1, members, 1.0, decided, closing.length)
         await self.driver.append(again)
@@ -117,7 +114,7 @@ class Run:
 
     async def check(self, version: int) -> None:
         """Has one more version made, and all replayed from what is stored."""
-        await self.merge(await self.close(await self.deltas(1.0, 2.0)))
+        await self.merge(await self.closed(1.0, 2.0))
         assert self.version == version + 1
         report = await verify_run(self.driver.run, workers=self.driver.workers, scratch=self.driver.scratch)
         assert (report.problems, report.versions_replayed) == ((), version + 1)
@@ -128,7 +125,7 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with one version, whose state the merger has cached."""
     objects = HookedObjects()
     one = Run(await Driver.start(LAYOUT, POLICY, objects=objects), objects, monkeypatch)
-    await one.merge(await one.close(await one.deltas(1.0, 3.0)))
+    await one.merge(await one.closed(1.0, 3.0))
     assert (one.version, one.rebuilt) == (1, [0])
     one.rebuilt.clear()
     return one
@@ -147,13 +144,13 @@ async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_up
         if failures >= 0:
             raise error("not now")
 
-    closing = await run.close(await run.deltas(1.0, 2.0))
-    setattr(run.objects, where, fail)
+    closing = await run.closed(1.0, 2.0)
+    run.objects.hooks[where] = fail
     await run.merge(closing)
-    setattr(run.objects, where, None)
+    run.objects.hooks.clear()
     assert (run.version, run.rebuilt, run.objects.update_count - count) == (2, [], 1)
     assert failures < 3
-    await run.merge(await run.close(await run.deltas(1.0, 2.0)))
+    await run.merge(await run.closed(1.0, 2.0))
     assert run.rebuilt == []
     await run.check(3)
 
@@ -170,23 +167,23 @@ async def test_objects_that_are_stored_are_not_stored_again(monkeypatch: pytest.
         if writes == 2:
             raise StoreUnavailableError("not now")
 
-    objects.before_update = fail_the_second
-    await run.merge(await run.close([await run.driver.push(0, np.ones(layout.numel))]))
+    objects.hooks["before_update"] = fail_the_second
+    await run.merge(await run.driver.close([await run.driver.push(0, np.ones(layout.numel))]))
     assert (run.version, objects.update_count, writes) == (1, 3, 4)
 
 
 async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the_state(run: Run) -> None:
-    closing = await run.close(await run.deltas(1.0, 2.0))
+    closing = await run.closed(1.0, 2.0)
 
     async def overtake() -> None:
-        run.objects.before_update = None
+        run.objects.hooks.clear()
         state = await Replayer(run.driver.run, FRAGMENT, run.driver.workers).rebuild(1, run.driver.scratch)
         run.driver.state = state
         result = await run.driver.merge(closing)
         scalars = structs.replace(result.commit.scalars, rate="3f000000")
         await run.driver.append(structs.replace(await result.stored(), scalars=scalars))
 
-    run.objects.before_update = overtake
+    run.objects.hooks["before_update"] = overtake
     await run.merge(closing)
     assert run.version == 2
     with run.merger._states.reading(run.driver.log.state.fragments[FRAGMENT]) as kept:
@@ -194,29 +191,29 @@ async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the
 
 
 async def test_a_snapshot_that_begins_while_deltas_are_read_is_of_no_half_made_version(run: Run) -> None:
-    closing, taken = await run.close(await run.deltas(1.0, 2.0)), []
+    closing, taken = await run.closed(1.0, 2.0), []
 
     async def take_snapshot() -> None:
-        run.objects.before_part = None
+        run.objects.hooks.clear()
         with run.merger._states.reading(run.driver.log.state.fragments[FRAGMENT]) as outer:
             taken.append(outer)
         await run.merger.snapshot(FRAGMENT)
 
-    run.objects.before_part = take_snapshot
+    run.objects.hooks["before_part"] = take_snapshot
     await run.merge(closing)
     assert (run.version, taken) == (2, [None])
     await run.check(2)
 
 
 async def test_a_set_that_is_closed_again_after_the_step_costs_the_state_and_nothing_else(run: Run) -> None:
-    closing = await run.close(await run.deltas(1.0, 2.0))
+    closing = await run.closed(1.0, 2.0)
     again: list[ClosedItem] = []
 
     async def close_again() -> None:
-        run.objects.before_update = None
-        again.append(await run.close_again(closing, 1))
+        run.objects.hooks.clear()
+        again.append(await run.close_again(closing))
 
-    run.objects.before_update = close_again
+    run.objects.hooks["before_update"] = close_again
     await run.merge(closing)
     assert run.version == 1
     await run.merge(again[0])
@@ -225,47 +222,43 @@ async def test_a_set_that_is_closed_again_after_the_step_costs_the_state_and_not
 
 
 async def test_a_merge_that_is_cancelled_after_the_step_leaves_no_state_behind(run: Run) -> None:
-    closing, is_stuck = await run.close(await run.deltas(1.0, 2.0)), asyncio.Event()
+    closing, is_stuck = await run.closed(1.0, 2.0), asyncio.Event()
 
     async def be_stuck() -> None:
         is_stuck.set()
         await asyncio.Event().wait()
 
-    run.objects.before_update = be_stuck
+    run.objects.hooks["before_update"] = be_stuck
     merging = asyncio.create_task(run.merge(closing))
     await is_stuck.wait()
     merging.cancel()
     await asyncio.gather(merging, return_exceptions=True)
-    run.objects.before_update = None
+    run.objects.hooks.clear()
     await run.merge(closing)
     assert (run.version, run.rebuilt) == (2, [1])
     await run.check(2)
 
 
-@pytest.mark.parametrize("size", [1.5e29, 3e38])
-async def test_a_delta_that_is_too_large_costs_no_state(run: Run, size: float) -> None:
-    deltas = await run.deltas(1.0, size)
-    closing = await run.close(deltas)
-    with pytest.raises(UnreadableDeltaError, match="norm is out of range") as raised:
-        await run.merge(closing)
-    assert raised.value.delta == deltas[1].delta
-    await run.merge(await run.close_again(closing, 1))
-    assert (run.version, run.rebuilt) == (2, [])
-    await run.check(2)
-
-
 async def test_the_largest_delta_below_is_merged(run: Run) -> None:
-    await run.merge(await run.close(await run.deltas(1.0, 1e28)))
+    await run.merge(await run.closed(1.0, 1e28))
     await run.check(2)
 
 
-async def test_a_step_that_overflows_is_blamed_on_its_largest_delta(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skerry_syncer.merge.merger._LARGEST_SQUARED_NORM", np.inf)
-    deltas = await run.deltas(1.0, 3e38)
-    closing = await run.close(deltas)
+@pytest.mark.parametrize(
+    ("size", "limit", "rebuilt"),
+    [
+        pytest.param(1.5e29, 2.0**200, [], id="before the step"),
+        pytest.param(3e38, np.inf, [1], id="in the step, whose state is lost"),
+    ],
+)
+async def test_a_delta_that_is_too_large_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, size: float, limit: float, rebuilt: list[int]
+) -> None:
+    monkeypatch.setattr("skerry_syncer.merge.merger._LARGEST_SQUARED_NORM", limit)
+    closing = await run.closed(1.0, size)
     with pytest.raises(UnreadableDeltaError) as raised:
         await run.merge(closing)
-    assert raised.value.delta == deltas[1].delta
-    await run.merge(await run.close_again(closing, 1))
-    assert (run.version, run.rebuilt) == (2, [1])
+    assert raised.value.delta == closing.members[1].delta
+    await run.merge(await run.close_again(closing))
+    assert (run.version, run.rebuilt) == (2, rebuilt)
     await run.check(2)

@@ -3,7 +3,8 @@
     SyncerError          a reason of `skerry.v1.ErrorReason`, a message, when to retry, and metadata
     `-- DrainingError    this replica is shutting down: the same call works on another one      DRAINING
 
-The store's errors (`skerry_syncer.store.errors`) use the same list of reasons and reach the interceptor unchanged.
+The store's errors (`skerry_syncer.store.errors`) use the same list of reasons and reach the interceptor unchanged, as
+do those of frames that can't be decoded (`skerry.wire.errors`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from skerry.wire.errors import WireError, WireReason
 from skerry_syncer.store.log.state import Rejection
 
 # Pause before repeating a call that a draining replica refused: about the time that a restart takes.
@@ -56,15 +56,6 @@ def from_rejection(rejection: Rejection, **metadata: str) -> SyncerError:
 def bad_request(message: str) -> SyncerError:
     """Returns the error for a malformed field, which the message names."""
     return SyncerError("BAD_REQUEST", message)
-
-
-_REASON_OF_WIRE: Final = {WireReason.NON_FINITE: "NON_FINITE", WireReason.LAYOUT: "OUT_OF_RANGE"}
-
-
-def from_wire(error: WireError) -> SyncerError:
-    """Returns the error for frames that can't be decoded: NON_FINITE, OUT_OF_RANGE, or BAD_FRAME for all else."""
-    reason = _REASON_OF_WIRE.get(error.reason, "BAD_FRAME")
-    return SyncerError(reason, str(error), metadata={"wire_reason": error.reason.value})
 
 
 def fenced(learner: str) -> SyncerError:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-from skerry_syncer.errors import SyncerError
+from skerry_syncer.errors import RETRY_STORE_S, SyncerError
 
 # Of one message: the default of every gRPC implementation.
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
@@ -44,6 +46,20 @@ _MAX_KNOWN: Final = 1024
 def patience_s(size_bytes: int) -> float:
     """Returns for how long the syncer waits for so many bytes to come, or to be read."""
     return GRACE_S + size_bytes / LEAST_BYTES_A_SECOND
+
+
+@asynccontextmanager
+async def within(timeout_s: float, message: str) -> AsyncIterator[None]:
+    """Gives a client so long.
+
+    Raises:
+        SyncerError: TOO_SLOW, with this message.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
 
 
 class Allowance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -12,7 +11,8 @@ from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.access.caller import author, check_enrolled
-from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
+from skerry_syncer.access.limits import within
+from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     check_tensors,
     fragment_of,
@@ -132,15 +132,10 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             SyncerError: TOO_SLOW.
         """
         began_s = self._host.clock.monotonic_s()
+        message = "the push came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones"
         try:
-            async with asyncio.timeout(push.patience_s):
+            async with within(push.patience_s, message):
                 return await anext(requests, None)
-        except TimeoutError:
-            raise SyncerError(
-                "TOO_SLOW",
-                "the push came too slowly; ask QueryPush which parts are durable, and send the rest in smaller ones",
-                retry_after_s=RETRY_STORE_S,
-            ) from None
         finally:
             push.waited(self._host.clock.monotonic_s() - began_s)
 

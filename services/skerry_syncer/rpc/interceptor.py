@@ -27,9 +27,10 @@ from skerry_syncer.access.limits import (
     Allowance,
     Allowances,
     patience_s,
+    within,
 )
 from skerry_syncer.access.roles import check_message, check_role
-from skerry_syncer.errors import RETRY_STORE_S, SyncerError, bad_request
+from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.status import reason_of, status_of
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.store.errors import StoreError
@@ -138,12 +139,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         self._metrics.sent_bytes.labels(method).inc(len(data))
         if method not in _BULK:
             allowance.spend(len(data))
-        try:
-            async with asyncio.timeout(patience_s(len(data))):
-                await context.write(data)
-        except TimeoutError:
-            message = f"the client did not read what it asked for. size_bytes={len(data)}"
-            raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
+        async with within(patience_s(len(data)), f"the client did not read what it asked for. size_bytes={len(data)}"):
+            await context.write(data)
 
     async def _messages(
         self, handler: Handler, path: str, requests: AsyncIterator[bytes], allowance: Allowance
@@ -199,12 +196,9 @@ async def _first_message(requests: AsyncIterator[bytes], allowance: Allowance) -
     Raises:
         SyncerError: TOO_SLOW.
     """
-    try:
-        async with asyncio.timeout(FIRST_MESSAGE_S), allowance.arriving:
-            return await anext(requests, None)
-    except TimeoutError:
-        message = f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s"
-        raise SyncerError("TOO_SLOW", message, retry_after_s=RETRY_STORE_S) from None
+    message = f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s"
+    async with within(FIRST_MESSAGE_S, message), allowance.arriving:
+        return await anext(requests, None)
 
 
 def _forgotten(serve: Callable[[Any, Any], Awaitable[None]]) -> Callable[[Any, Any], Awaitable[None]]:

@@ -7,15 +7,10 @@ from typing import Final
 
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import BadNameError
 from skerry_syncer.errors import RETRY_ELSEWHERE_S, RETRY_FULL_S, RETRY_STORE_S, SyncerError
-from skerry_syncer.store.errors import (
-    NewerFormatError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
-    UnreadableObjectError,
-)
+from skerry_syncer.store.errors import StoreError
 
 DOMAIN: Final = "skerry"
 # A status and its details have to fit the 8 KiB of metadata that clients take.
@@ -34,6 +29,18 @@ _REASONS: Final[Mapping[int, str]] = {
     code_pb2.UNAUTHENTICATED: "UNAUTHENTICATED",
     code_pb2.PERMISSION_DENIED: "PERMISSION_DENIED",
 }
+# In place of the store's own messages, which are for its operator.
+_STORE_MESSAGES: Final = {
+    "STORE_UNAVAILABLE": "the store can't be reached; retry",
+    "STORE_FULL": "the store is full; an operator must free space",
+}
+_RETRY_S: Final = {
+    "STORE_UNAVAILABLE": RETRY_STORE_S,
+    "STORE_FULL": RETRY_FULL_S,
+    "NEWER_FORMAT": RETRY_ELSEWHERE_S,
+    "OBJECT_UNREADABLE": RETRY_FULL_S,
+}
+_FRAME_REASONS: Final = {WireReason.NON_FINITE: "NON_FINITE", WireReason.LAYOUT: "OUT_OF_RANGE"}
 _CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
 
 
@@ -59,17 +66,13 @@ def _as_syncer_error(error: Exception) -> SyncerError:
     match error:
         case SyncerError():
             return error
-        case StoreUnavailableError():
-            return SyncerError(error.reason, "the store can't be reached; retry", retry_after_s=RETRY_STORE_S)
-        case StoreFullError():
-            message = "the store is full; an operator must free space"
-            return SyncerError(error.reason, message, retry_after_s=RETRY_FULL_S)
-        case NewerFormatError():
-            return SyncerError(error.reason, str(error), retry_after_s=RETRY_ELSEWHERE_S)
-        case UnreadableObjectError():
-            return SyncerError(error.reason, str(error), retry_after_s=RETRY_FULL_S, metadata={"object": error.name})
         case StoreError():
-            return SyncerError(error.reason, str(error), metadata=getattr(error, "metadata", None))
+            message, retry_s = _STORE_MESSAGES.get(error.reason, str(error)), _RETRY_S.get(error.reason)
+            metadata = getattr(error, "metadata", None)
+            return SyncerError(error.reason, message, retry_after_s=retry_s, metadata=metadata)
+        case FrameError():
+            reason = _FRAME_REASONS.get(error.reason, "BAD_FRAME")
+            return SyncerError(reason, str(error), metadata={"wire_reason": error.reason.value})
         case BadNameError():
             return SyncerError("BAD_NAME", str(error))
         case _:

@@ -16,12 +16,11 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from skerry.wire.codecs import MAX_FRAME_NUMEL, Codec, Compressor
-from skerry.wire.errors import FrameError
 from skerry.wire.frames import Frame, FrameReader, open_frame, parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import MAX_BLOCK, MIN_BLOCK
 from skerry.wire.quantise import quantised_squared_norms
-from skerry_syncer.errors import SyncerError, from_wire
+from skerry_syncer.errors import SyncerError
 
 # Of a budget, for one client: 64 MiB by default, which fills 5 Gbit/s at a round trip of 100 ms.
 _MOST_SHARE: Final = 1 / 8
@@ -110,29 +109,24 @@ class ArrivingPart:
         """Decodes the frames that `data`, cut anywhere, completes; slow enough for a worker thread.
 
         Raises:
-            SyncerError: BAD_FRAME, NON_FINITE, OUT_OF_RANGE, ENCODING_UNSUPPORTED, TOO_LARGE.
+            SyncerError: ENCODING_UNSUPPORTED, TOO_LARGE.
+            FrameError: the frames can't be decoded.
         """
         self.size_bytes += len(data)
         if self.size_bytes > self.limit_bytes:
             raise SyncerError("TOO_LARGE", f"part has too many bytes. limit={self.limit_bytes}")
-        try:
-            for batch in self._reader.feed(data):
-                self.frames.append(batch.data)
-                for frame in parse_frames(batch.data):
-                    self._check(frame)
-        except FrameError as error:
-            raise from_wire(error) from error
+        for batch in self._reader.feed(data):
+            self.frames.append(batch.data)
+            for frame in parse_frames(batch.data):
+                self._check(frame)
 
     def finish(self) -> bytes:
         """Returns the part's digest.
 
         Raises:
-            SyncerError: BAD_FRAME: it is not whole.
+            FrameError: it is not whole.
         """
-        try:
-            self._reader.finish()
-        except FrameError as error:
-            raise from_wire(error) from error
+        self._reader.finish()
         return self._hasher.digest()
 
     def _check(self, frame: Frame) -> None:

@@ -105,7 +105,8 @@ class Push:
         """Takes bytes of the part's frames, cut anywhere.
 
         Raises:
-            SyncerError: BAD_FRAME, NON_FINITE, OUT_OF_RANGE, ENCODING_UNSUPPORTED, TOO_LARGE.
+            SyncerError: ENCODING_UNSUPPORTED, TOO_LARGE.
+            FrameError: the frames can't be decoded.
         """
         part = self._arriving
         if part is None:
@@ -119,7 +120,8 @@ class Push:
         """Begins to make the part durable, once the one before is; `complete` waits for all.
 
         Raises:
-            SyncerError: BAD_FRAME: the part is incomplete; DIGEST_MISMATCH.
+            FrameError: the part is incomplete.
+            SyncerError: DIGEST_MISMATCH.
             StoreError: the part before could not be stored.
         """
         part = self._arriving

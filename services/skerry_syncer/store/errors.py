@@ -107,6 +107,7 @@ class UnreadableObjectError(StoreError):
     def __init__(self, name: str, cause: object) -> None:
         super().__init__(f"object can't be read. name={name}, cause={cause}")
         self.name = name
+        self.metadata = {"object": name}
 
 
 class NewerFormatError(StoreError):

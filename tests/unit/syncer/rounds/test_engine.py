@@ -141,16 +141,6 @@ def test_a_delta_staler_than_the_policy_allows_expires_by_name() -> None:
     assert late not in [member.delta for member in close.members]
 
 
-def test_max_staleness_counts_rounds_and_not_versions() -> None:
-    """Of four that are merged one by one, four versions are a round."""
-    learners = ("a1", "a2", "a3", "a4")
-    world = RoundWorld(*learners, "late", policy=Policy(max_staleness=1))
-    for name in learners:
-        world.round(name, live=learners)
-    assert world.state.fragments["a"].version == 4
-    world.accept("late", base=0)  # four versions, and one round
-
-
 def froze(world: RoundWorld, engine: RoundEngine, now_s: float) -> ClosedItem:
     """Has the engine close a round of the learner `eu`, and tells it that the log took the close."""
     world.accept("eu")

@@ -57,8 +57,7 @@ class HostBench(Bench):
         ]
         if has_open_round:
             items.append(AcceptedItem("a" * 32, "body", "east", "s" * 32, 0, "d", "0" * 64, (), 24, 100, 24, (1.0,)))
-        for outcome in await log.append(items):
-            assert outcome.rejection is None, outcome
+        assert all(outcome.rejection is None for outcome in await log.append(items))
         await writer.publish("run", UID)
         return writer
 
@@ -71,78 +70,69 @@ class HostBench(Bench):
         return dollars * MONTH_S / COUNTED_S
 
 
-def on_host(test: Callable[[HostBench], Coroutine[None, None, None]]) -> None:
-    """Runs a test beside a serving host."""
+def on_host(test: Callable[[HostBench, Store], Coroutine[None, None, None]], *, has_open_round: bool = False) -> None:
+    """Runs a test beside a host that serves a run, of which the test has the other writer's store."""
 
     async def main() -> None:
         bench = HostBench()
+        writer = await bench.create(has_open_round=has_open_round)
         async with bench.host.serving():
-            await test(bench)
+            await asyncio.sleep(1.0)
+            await test(bench, writer)
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize(("has_open_round", "limit"), [(False, 0.5), (True, 2.0)], ids=["idle", "waiting"])
 def test_a_run_in_which_nothing_happens_costs_cents(has_open_round: bool, limit: float) -> None:
-    async def test(bench: HostBench) -> None:
-        await bench.create(has_open_round=has_open_round)
+    async def test(bench: HostBench, _: Store) -> None:
         replica = await bench.host.open("run")
         with replica.followers.following():
             assert 0 < await bench.month_dollars() < limit
 
-    on_host(test)
+    on_host(test, has_open_round=has_open_round)
 
 
 def test_a_run_that_nobody_follows_or_that_was_deleted_costs_nothing() -> None:
-    async def test(bench: HostBench) -> None:
-        writer = await bench.create(has_open_round=True)
+    async def test(bench: HostBench, writer: Store) -> None:
         await bench.host.open("run")
         await writer.unpublish("run", UID)
         assert await bench.month_dollars() == 0
         assert not bench.host.store._runs, "its log is let go"
 
-    on_host(test)
+    on_host(test, has_open_round=True)
 
 
 def test_a_start_looks_at_every_run_and_wakes_none() -> None:
     """A host of 500 quiet runs spent 13 s of processor time after its start on looking for what nobody had written."""
 
-    async def main() -> None:
-        bench = HostBench()
-        await bench.create(has_open_round=False)
-        async with bench.host.serving():
-            await asyncio.sleep(1.0)
-            assert ("run", UID) in bench.host._runs
-            before = Counter(bench.operations)
-            await asyncio.sleep(20.0)
-            assert (bench.operations - before).total() < 5
+    async def test(bench: HostBench, _: Store) -> None:
+        assert ("run", UID) in bench.host._runs
+        before = Counter(bench.operations)
+        await asyncio.sleep(20.0)
+        assert (bench.operations - before).total() < 5
 
-    run_virtual(main)
+    on_host(test)
 
 
 def test_news_of_a_quiet_run_have_its_leases_shared_within_a_term() -> None:
     """After a start within a run that others serve, their entries come before a learner's call does."""
 
-    async def main() -> None:
-        bench = HostBench()
-        writer = await bench.create(has_open_round=False)
-        async with bench.host.serving():
-            await asyncio.sleep(1.0)
-            log = (await writer.open_run("run", UID)).log
-            await log.append([bench.policy()])
-            await asyncio.sleep(30.0)
-            replica = await bench.host.open("run")
-            await replica.attach(SessionItem("west", "w" * 32, ""))
-            before = bench.operations["write"]
-            await asyncio.sleep(log.state.policy.lease_term_s)
-            assert bench.operations["write"] > before
+    async def test(bench: HostBench, writer: Store) -> None:
+        log = (await writer.open_run("run", UID)).log
+        await log.append([bench.policy()])
+        await asyncio.sleep(30.0)
+        replica = await bench.host.open("run")
+        await replica.attach(SessionItem("west", "w" * 32, ""))
+        before = bench.operations["write"]
+        await asyncio.sleep(log.state.policy.lease_term_s)
+        assert bench.operations["write"] > before
 
-    run_virtual(main)
+    on_host(test)
 
 
 def test_a_call_wakes_a_run_that_was_quiet() -> None:
-    async def test(bench: HostBench) -> None:
-        writer = await bench.create(has_open_round=False)
+    async def test(bench: HostBench, writer: Store) -> None:
         replica = await bench.host.open("run")
         with replica.followers.following():
             await asyncio.sleep(3600)
@@ -158,14 +148,11 @@ def test_a_call_wakes_a_run_that_was_quiet() -> None:
 
 
 def test_a_run_that_was_let_go_is_opened_again_with_all_that_was_seen_of_it() -> None:
-    async def test(bench: HostBench) -> None:
-        await bench.create(has_open_round=False)
+    async def test(bench: HostBench, _: Store) -> None:
         first = await bench.host.open("run")
-        position = first.state.position
         await asyncio.sleep(600)
         again = await bench.host.open("run")
         assert again is not first
-        assert again.state.position == position
-        assert again.log.known == first.log.known
+        assert (again.state.position, again.log.known) == (first.state.position, first.log.known)
 
     on_host(test)

@@ -165,8 +165,8 @@ async def _still_merges(stubs: Stubs, source: random.Random, number: int) -> Non
     await learner.attach()
     header = learner.header(await pull(stubs, run, "body"), "body")
     await learner.push(header, np.ones(layout("body").numel, np.float32))
-    await learner.event("version_committed", timeout_s=10)
-    learner.detach()
+    await learner.event("version_committed")
+    learner.call.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -180,7 +180,7 @@ async def _scene(source: random.Random) -> AsyncIterator[tuple[Stubs, types.Run,
         learner = RawLearner(stubs, run, "here", source)
         await learner.attach()
         yield stubs, run, learner, await pull(stubs, run, "body")
-        learner.detach()
+        learner.call.cancel()
 
 
 async def _against_syncer(seed: str, seconds: float, complaints: list[str]) -> Result:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, cast
 
 import grpc
 import numpy as np
+import pytest
+import safetensors.numpy
 from blake3 import blake3
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
@@ -49,9 +51,9 @@ def quick(**changes: Any) -> types.Policy:
     return policy
 
 
-def delta_values(seed: int = 1, fragment: str = "body") -> Float32s:
-    """Returns a delta of moderate size, the same for the same seed."""
-    return (0.1 * np.random.default_rng(seed).standard_normal(layout(fragment).numel)).astype(np.float32)
+def delta_values(seed: int = 1) -> Float32s:
+    """Returns a delta of `body` of moderate size, the same for the same seed."""
+    return (0.1 * np.random.default_rng(seed).standard_normal(layout("body").numel)).astype(np.float32)
 
 
 def hex_id(source: random.Random) -> str:
@@ -88,33 +90,20 @@ async def connected(port: int, tls: Tls | None = None) -> AsyncIterator[Stubs]:
 class Refusal:
     """The status of a refused call."""
 
-    code: grpc.StatusCode
     reason: str
     metadata: dict[str, str]
     retry_after_s: float | None
     message: str
 
 
-class refused:  # noqa: N801 - read as a verb, like pytest.raises
-    """Expects the call inside to be refused with this reason and code, and keeps its status."""
-
-    def __init__(self, reason: str, code: grpc.StatusCode) -> None:
-        self._expected = (reason, code)
-        self.refusal = Refusal(grpc.StatusCode.OK, "", {}, None, "")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if error is None:
-            raise AssertionError(f"was not refused. expected={self._expected}")
-        if not isinstance(error, grpc.aio.AioRpcError):
-            return False
-        self.refusal = refusal_of(error)
-        assert (self.refusal.reason, self.refusal.code) == self._expected, self.refusal
-        return True
+@contextlib.contextmanager
+def refused(reason: str, code: grpc.StatusCode) -> Iterator[list[Refusal]]:
+    """Expects the call inside to be refused with this reason and code, and puts its refusal into the list."""
+    caught: list[Refusal] = []
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        yield caught
+    caught.append(refusal_of(raised.value))
+    assert (caught[0].reason, raised.value.code()) == (reason, code), caught
 
 
 def is_answer_lost(error: grpc.aio.AioRpcError) -> bool:
@@ -159,7 +148,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
         if detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     assert info.domain == "skerry"
-    return Refusal(error.code(), info.reason, dict(info.metadata), retry_after_s, error.details() or "")
+    return Refusal(info.reason, dict(info.metadata), retry_after_s, error.details() or "")
 
 
 def plan_messages() -> tuple[list[types.Tensor], list[types.Fragment]]:
@@ -278,34 +267,28 @@ def apply_plan(
     plan: exchange.PullPlan, received: list[bytearray], fragment: FragmentLayout, base: Float32s | None
 ) -> Float32s:
     values = np.zeros(fragment.numel, np.float32) if base is None else base.copy()
-    for one, data in zip(plan.objects, received, strict=True):
-        assert blake3(data).digest() == one.digest
-        assert len(data) == one.size_bytes
-        if one.kind == exchange.OBJECT_KIND_SNAPSHOT:
-            values[one.first : one.first + one.numel] = _snapshot_values(bytes(data), fragment)
+    for planned, data in zip(plan.objects, received, strict=True):
+        assert (len(data), blake3(data).digest()) == (planned.size_bytes, planned.digest)
+        part = values[planned.first : planned.first + planned.numel]
+        if planned.kind == exchange.OBJECT_KIND_SNAPSHOT:
+            tensors = safetensors.numpy.load(bytes(data))
+            part[:] = np.concatenate([tensors[tensor.name].reshape(-1) for tensor in fragment.tensors])
         else:
-            step = np.empty(one.numel, np.float32)
-            decode_frames(bytes(data), fragment, step, first=one.first)
-            values[one.first : one.first + one.numel] -= step
+            step = np.empty(planned.numel, np.float32)
+            decode_frames(bytes(data), fragment, step, first=planned.first)
+            part -= step
     assert tree_digest(values) == plan.target.digest
     return values
 
 
-def _snapshot_values(data: bytes, fragment: FragmentLayout) -> Float32s:
-    import safetensors.numpy
-
-    tensors = safetensors.numpy.load(data)
-    return np.concatenate([tensors[one.name].reshape(-1) for one in fragment.tensors])
-
-
-Attachment = grpc.aio.StreamStreamCall[exchange.AttachRequest, exchange.AttachResponse]
-
-
-async def raise_status(call: Attachment) -> NoReturn:
-    """Raises the error with which a stream ended."""
-    raise grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details(), None
-    )
+async def read(call: Any) -> Any:
+    """Returns the next message of a stream, or raises the error with which it ended."""
+    message = await call.read()
+    if not isinstance(message, Message):
+        raise grpc.aio.AioRpcError(
+            await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details(), None
+        )
+    return message
 
 
 async def observed(stubs: Stubs, run: types.Run) -> Any:
@@ -315,15 +298,12 @@ async def observed(stubs: Stubs, run: types.Run) -> Any:
     return call
 
 
-async def events_until(call: Any, kind: str, *, timeout_s: float = 20.0) -> list[types.Event]:
+async def events_until(call: Any, kind: str) -> list[types.Event]:
     """Returns the next events of an Attach or a Watch, up to the first of that kind."""
     events: list[types.Event] = []
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(20):
         while not events or events[-1].WhichOneof("kind") != kind:
-            response = await call.read()
-            if not isinstance(response, exchange.AttachResponse | exchange.WatchResponse):
-                await raise_status(call)
-            events.append(response.event)
+            events.append((await read(call)).event)
     return events
 
 
@@ -338,8 +318,7 @@ class RawLearner:
     session: str = ""
     step: int = 0
     seen_position: int = 0  # what its next attach says
-    call: Attachment | None = None
-    attached: exchange.Attached | None = None
+    call: Any = None
     pushed: list[exchange.PushHeader] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -348,11 +327,8 @@ class RawLearner:
     async def attach(self) -> exchange.Attached:
         self.call = self.stubs.exchange.Attach(None)
         await self.call.write(exchange.AttachRequest(hello=self.hello()))
-        first = await self.call.read()
-        if not isinstance(first, exchange.AttachResponse):
-            await raise_status(self.call)
-        self.attached = first.attached
-        return self.attached
+        attached: exchange.Attached = (await read(self.call)).attached
+        return attached
 
     def hello(self) -> exchange.Hello:
         return exchange.Hello(
@@ -365,33 +341,25 @@ class RawLearner:
             tensors=plan_messages()[0],
         )
 
-    async def report(self, *, step_time_ms: int = 10) -> None:
-        assert self.call is not None
+    async def report(self) -> None:
         report = types.LearnerReport(step_count=self.step)
-        report.step_time.FromMilliseconds(step_time_ms)
         await self.call.write(exchange.AttachRequest(report=report))
 
-    async def event(self, kind: str, *, timeout_s: float = 20.0) -> types.Event:
+    async def event(self, kind: str) -> types.Event:
         """Returns the next event of that kind, and ignores others."""
-        assert self.call is not None
-        return (await events_until(self.call, kind, timeout_s=timeout_s))[-1]
+        return (await events_until(self.call, kind))[-1]
 
     async def leave(self) -> None:
-        assert self.call is not None
         await self.call.write(exchange.AttachRequest(leave=exchange.Leave()))
         await self.call.done_writing()
-        while isinstance(await self.call.read(), exchange.AttachResponse):
+        while isinstance(await self.call.read(), Message):
             pass
 
-    async def advance(self, seed: int = 1, fragment: str = "body") -> types.Event:
+    async def advance(self, seed: int = 1) -> types.Event:
         """Pushes a delta from the newest version, and returns the event of the version that it makes."""
-        base = await pull(self.stubs, self.run, fragment)
-        await self.push(self.header(base, fragment), delta_values(seed, fragment))
+        base = await pull(self.stubs, self.run, "body")
+        await self.push(self.header(base, "body"), delta_values(seed))
         return await self.event("version_committed")
-
-    def detach(self) -> None:
-        if self.call is not None:
-            self.call.cancel()
 
     def header(self, base: Pulled, fragment: str, *, steps: int = 4) -> exchange.PushHeader:
         self.step += steps
@@ -411,10 +379,8 @@ class RawLearner:
         self.pushed.append(header)
         return header
 
-    async def push(
-        self, header: exchange.PushHeader, values: Float32s, encoding: Encoding = INT4
-    ) -> exchange.PushDeltaResponse:
-        return await send(self.stubs, push_messages(header, values, encoding))
+    async def push(self, header: exchange.PushHeader, values: Float32s) -> exchange.PushDeltaResponse:
+        return await send(self.stubs, push_messages(header, values, INT4))
 
     async def query(self, header: exchange.PushHeader) -> exchange.QueryPushResponse:
         return await self.stubs.exchange.QueryPush(

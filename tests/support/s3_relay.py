@@ -23,22 +23,6 @@ class S3Relay:
     ignores_conditions: bool = False  # If-None-Match never arrives
     cut_bytes: int | None = None  # the connection breaks after this much of an answer's body
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range header
-    most_reads_at_once: int = 0
-    _reads_now: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextmanager
-    def counted(self, method: str) -> Iterator[None]:
-        """Counts the reads that are under way."""
-        step = int(method == "GET")
-        with self._lock:
-            self._reads_now += step
-            self.most_reads_at_once = max(self.most_reads_at_once, self._reads_now)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reads_now -= step
 
     def reads(self, name: str) -> list[str]:
         """Returns the ranges of every GET of an object, empty where it had none."""
@@ -58,10 +42,6 @@ def s3_relay(endpoint: str) -> Iterator[S3Relay]:
                 super().handle_one_request()
 
         def _pass_on(self) -> None:
-            with relay.counted(self.command):
-                self._answer()
-
-        def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             relay.requests.append((self.command, self.path.partition("?")[0], self.headers.get("Range", "")))
             headers = dict(self.headers.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from skerry import Tls
@@ -23,7 +24,7 @@ def syncer(
     """Yields where a fresh syncer listens, an address of `host`; its store is empty unless `store_url` has one."""
     thread = LoopThread("syncer")
     stop = asyncio.Event()
-    port: asyncio.Future[int] = asyncio.run_coroutine_threadsafe(_future(), thread.loop).result()
+    port = Future[int]()
 
     async def serve() -> None:
         settings = ServerSettings(listen=f"{host}:0", tls=tls, deny_list=deny_list)
@@ -33,17 +34,8 @@ def syncer(
 
     served = thread.start(serve())
     try:
-        yield f"{host}:{thread.run(_result(port))}"
+        yield f"{host}:{port.result(20)}"
     finally:
         thread.loop.call_soon_threadsafe(stop.set)
         served.result(20)
         thread.close()
-
-
-async def _future() -> asyncio.Future[int]:
-    return asyncio.get_running_loop().create_future()
-
-
-async def _result(future: asyncio.Future[int]) -> int:
-    async with asyncio.timeout(20):
-        return await future

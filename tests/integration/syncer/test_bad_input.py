@@ -157,4 +157,4 @@ async def test_a_message_of_the_limit_is_taken_and_a_larger_one_refused_with_det
     assert (await stubs.runs.GetRun(padded(limit))).run.name == "demo"
     with refused("TOO_LARGE", EXHAUSTED) as caught:
         await stubs.runs.GetRun(padded(limit + 1))
-    assert str(limit) in caught.refusal.message
+    assert str(limit) in caught[0].message

@@ -73,7 +73,7 @@ async def test_a_version_to_which_nothing_leads_is_said_to_be_unreadable_until_i
             await pull(stubs, run, "body")
         with refused("OBJECT_UNREADABLE", grpc.StatusCode.UNAVAILABLE) as caught:
             await pull(stubs, run, "body")
-        assert caught.refusal.metadata["object"] == f"snapshots/body/{weights.name}"
+        assert caught[0].metadata["object"] == f"snapshots/body/{weights.name}"
     weights.write_bytes(data)
     assert (await pull(stubs, run, "body")).version == 0
 

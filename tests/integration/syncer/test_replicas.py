@@ -144,25 +144,6 @@ async def test_what_a_learner_reports_to_one_replica_is_seen_on_the_others(
                 await asyncio.sleep(0.05)
 
 
-async def test_changes_of_the_policy_by_two_replicas_are_all_kept(replicas: list[Stubs], run: types.Run) -> None:
-    source = random.Random(0)
-
-    async def change(stubs: Stubs, policy: types.Policy) -> int:
-        request_id = f"{source.getrandbits(128):032x}"
-        request = runs.SetPolicyRequest(name="demo", request_id=request_id, policy=policy)
-        return (await stubs.runs.SetPolicy(request)).run.position
-
-    for value in range(20, 30):
-        positions = await asyncio.gather(
-            change(replicas[0], types.Policy(inner_step_count=value)),
-            change(replicas[1], types.Policy(max_staleness=value)),
-            change(replicas[2], types.Policy(quorum_count=value)),
-        )
-        request = runs.GetRunRequest(name=run.name, seen_position=max(positions))
-        policy = (await replicas[0].runs.GetRun(request)).run.policy
-        assert (policy.inner_step_count, policy.max_staleness, policy.quorum_count) == (value, value, value)
-
-
 async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ ADMIN, LEARNER, OF_THE_RUN = CALLERS["admin"], CALLERS["learner"], CALLERS["lear
 Certificates = Callable[[Identity | None], Tls]
 
 
-def denied() -> refused:
+def denied() -> AbstractContextManager[object]:
     return refused("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED)
 
 

@@ -73,7 +73,7 @@ async def test_of_several_creators_one_wins_with_all_of_its_own_weights(stubs: S
         assert np.array_equal((await pull(stubs, run, fragment)).values, values)
     with refused("RUN_EXISTS", EXISTS) as caught:
         await create_run(stubs, seed=9)
-    assert caught.refusal.metadata["run_uid"] == run.uid
+    assert caught[0].metadata["run_uid"] == run.uid
 
 
 async def test_a_draft_is_found_by_its_uid_alone_and_can_not_be_used(stubs: Stubs) -> None:
@@ -117,7 +117,7 @@ async def test_a_name_that_no_run_has_is_answered_with_those_that_resemble_it(st
     for name, similar in (("gemma-21b", {"similar_names": "gemma-12b"}), ("llama", {})):
         with refused("RUN_NOT_FOUND", NOT_FOUND) as caught:
             await stubs.runs.GetRun(runs.GetRunRequest(name=name))
-        assert caught.refusal.metadata == similar
+        assert caught[0].metadata == similar
 
 
 async def test_a_push_of_initial_weights_and_a_commit_may_be_repeated(stubs: Stubs) -> None:
@@ -222,7 +222,7 @@ async def test_a_deleted_run_gives_its_name_to_another(stubs: Stubs, run: types.
         await stubs.runs.DeleteRun(request)
     with refused("RUN_REPLACED", PRECONDITION) as caught:
         await RawLearner(stubs, run, "eu", random.Random(1)).attach()
-    assert caught.refusal.metadata["run_uid"] == newer.uid
+    assert caught[0].metadata["run_uid"] == newer.uid
 
 
 async def test_of_many_learners_an_answer_has_the_live_ones(server: SyncerServer, stubs: Stubs) -> None:

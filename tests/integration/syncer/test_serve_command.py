@@ -99,7 +99,7 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         assert (await learner.event("draining")).draining.grace.seconds == 30
         with refused("DRAINING", grpc.StatusCode.UNAVAILABLE) as caught:
             await learner.event("status_changed")
-        assert caught.refusal.retry_after_s is not None
+        assert caught[0].retry_after_s is not None
         for message in messages[3:]:  # a push in flight ends normally
             await call.write(message)
         await call.done_writing()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.source_modules import IMPORT_ALL, PACKAGES, torch_free_modules
+from tests.support.source_modules import IMPORT_ALL, torch_free_modules
 
 
 def test_everything_but_a_learner_imports_without_torch() -> None:
@@ -27,7 +27,3 @@ def test_the_version_is_shown_without_importing(heavy: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("skerry ")
     assert done.returncode == 0, f"{heavy} was imported"
-
-
-def test_every_package_says_that_it_is_typed() -> None:
-    assert [str(package) for package in PACKAGES if not (package / "py.typed").exists()] == []

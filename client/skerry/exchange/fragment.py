@@ -27,7 +27,7 @@ from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.push import Delta, make_delta, push
 from skerry.exchange.session import Session
-from skerry.exchange.states import Idle, InFlight, Refused, Replacing, Sending, State
+from skerry.exchange.states import Idle, InFlight, Replacing, Sending, State
 from skerry.model.movement import warn_of_turn
 from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
@@ -205,10 +205,10 @@ class FragmentExchange:
                     await self._push()
             case InFlight(is_returned=True) | InFlight(is_quarantined=True) as state:
                 self._give_up(state)
+            case Idle(must_adopt=True) | Replacing():
+                await self._adopt()
             case Idle() as state if self.may_send and (state.is_turn_to_send or not has_newer):
                 await self._take()
-            case Refused() | Replacing():
-                await self._adopt()
             case Idle() | InFlight() if has_newer:
                 await self._adopt()
             case _:
@@ -398,7 +398,7 @@ class FragmentExchange:
                 self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
             self._pulls_whole = False
             # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
-            self._has_progressed |= not isinstance(state, Refused)
+            self._has_progressed |= not (isinstance(state, Idle) and state.must_adopt)
             self._session.tally.parameters_down_count += self.layout.numel
             if pulled.version < self._newest_version:
                 # A version that was announced is not available yet; without a pause it would be asked for at once.

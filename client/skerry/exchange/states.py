@@ -7,13 +7,13 @@
     Sending        a push begins                                          `tried`         Sending
     Sending        the syncer refuses the bytes as damaged                `damaged`       Sending
     Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
-    Sending        the syncer will never accept it                        `refused`       Refused
+    Sending        the syncer will never accept it                        `refused`       Idle
     Sending        the run was closed                                     `returned`      Idle
     InFlight       news of the delta's fate                               `acknowledged`  InFlight
     InFlight       the delta expired, or was superseded                   `returned`      Idle
     InFlight       a version was adopted that holds the delta             `adopted`       Idle
     InFlight       a version was adopted that does not hold it            `adopted`       InFlight
-    Idle, Refused  a version was adopted                                  `adopted`       Idle
+    Idle           a version was adopted                                  `adopted`       Idle
     any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
     Replacing      the weights were overwritten with a version            `adopted`       Idle
     Replacing      the weights were set back to the version they had      `restored`      Idle
@@ -42,6 +42,7 @@ class Idle:
 
     ledger: Ledger
     contributed_step: int
+    must_adopt: bool = False  # the last delta was refused: the newest version is adopted before its work is sent
     used_base: int = -1  # the syncer has a delta of this session from this version, and takes no second one
     # Where versions come faster than steps, every adoption meets a newer version: a delta that is due goes first then.
     is_turn_to_send: bool = False
@@ -89,15 +90,6 @@ class InFlight:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """The last delta was never accepted. Its work is unsent again; the newest version is adopted before it is sent."""
-
-    ledger: Ledger
-    contributed_step: int
-    used_base: int
-
-
-@dataclass(frozen=True)
 class Replacing:
     """The local work is lost, and the weights become the newest version: rebase would keep what is not finite."""
 
@@ -105,7 +97,7 @@ class Replacing:
     because: str
 
 
-State: TypeAlias = Idle | Sending | InFlight | Refused | Replacing
+State: TypeAlias = Idle | Sending | InFlight | Replacing
 
 
 def behind(state: Idle, fate: types_pb2.DeltaFate) -> InFlight:
@@ -136,10 +128,11 @@ def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlig
     return replace(state, fate=fate) if state.is_pending else state
 
 
-def refused(state: Sending, *, is_base_used: bool) -> Refused:
+def refused(state: Sending, *, is_base_used: bool) -> Idle:
     """The delta was never accepted; `is_base_used`: because the syncer has another one from the same base."""
     ledger = state.ledger.returned()
-    return Refused(ledger, state.contributed_step, ledger.version if is_base_used else -1)
+    used_base = ledger.version if is_base_used else -1
+    return Idle(ledger, state.contributed_step, must_adopt=True, used_base=used_base)
 
 
 def returned(state: Sending | InFlight) -> Idle:
@@ -152,7 +145,7 @@ def poisoned(state: State, because: str) -> Replacing:
     return Replacing(state.ledger.returned(), because)
 
 
-def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
+def adopted(state: Idle | InFlight | Replacing, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
     """The weights are at the version of `ledger`; `is_merged`: it holds the delta in flight."""
     match state:
         case InFlight() if not is_merged:
@@ -162,7 +155,7 @@ def adopted(state: Idle | InFlight | Refused | Replacing, ledger: Ledger, *, is_
         case Replacing():
             return Idle(ledger, ledger.sent_until.step_count, is_turn_to_send=True)
         case _:
-            return Idle(ledger, state.contributed_step, state.used_base, is_turn_to_send=True)
+            return Idle(ledger, state.contributed_step, used_base=state.used_base, is_turn_to_send=True)
 
 
 def restored(state: State, now: Trained) -> State:

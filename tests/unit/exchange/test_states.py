@@ -10,7 +10,6 @@ from skerry.exchange.push import Delta, Part
 from skerry.exchange.states import (
     Idle,
     InFlight,
-    Refused,
     Replacing,
     Sending,
     State,
@@ -19,7 +18,6 @@ from skerry.exchange.states import (
     poisoned,
     refused,
     restored,
-    returned,
     taken,
 )
 from skerry.v1 import exchange_pb2, types_pb2
@@ -39,20 +37,6 @@ def test_a_delta_that_is_sent_keeps_its_bytes_until_it_is_acknowledged() -> None
     assert PENDING.delta.parts == ()
     assert PENDING.delta.delta_id == "d"
     assert PENDING.ledger == SENDING.ledger
-
-
-def test_a_refused_delta_is_unsent_again_and_a_version_is_adopted_before_the_next() -> None:
-    state = refused(SENDING, is_base_used=False)
-    assert isinstance(state, Refused)
-    assert (state.ledger.in_flight, state.ledger.sent_until) == (None, Trained(20, 200))
-    after = adopted(state, NEXT, is_merged=False)
-    assert after == Idle(NEXT, contributed_step=20, is_turn_to_send=True)
-
-
-@pytest.mark.parametrize("state", [SENDING, PENDING])
-def test_a_delta_that_will_not_be_merged_counts_as_not_contributed(state: Sending | InFlight) -> None:
-    after = returned(state)
-    assert (after.contributed_step, after.ledger.in_flight, after.ledger.sent_until) == (20, None, Trained(20, 200))
 
 
 def test_the_first_final_fate_stands() -> None:

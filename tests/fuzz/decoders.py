@@ -335,7 +335,7 @@ def _decoders() -> Iterable[Decoder]:
     uris = (b"skerry://learner/us-east", b"skerry://learner/run/us", b"skerry://admin/anna", b"skerry://reader/x")
     policies = tuple(json.loads(msgspec.json.encode(policy.to_json())) for policy in _POLICIES)
     yield Decoder("frames", _make_frames, _decode_frames, (WireError,))
-    yield Decoder("part", _make_frames, _decode_part, (SyncerError,))
+    yield Decoder("part", _make_frames, _decode_part, (SyncerError, WireError))
     yield Decoder("part-header", _json(_PART_HEADER), _decode_part_header, ())
     yield Decoder("safetensors", _make_tensor_file, _decode_tensor_file, (WireError,))
     yield Decoder("pull", _make_pull, _decode_pull, (CorruptDownloadError, DecodeError))

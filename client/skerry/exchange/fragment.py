@@ -131,14 +131,6 @@ class FragmentExchange:
         return not self.unsent_step_count
 
     @property
-    def is_decided(self) -> bool:
-        """Whether, moreover, the fate of the last delta is known, and it leaves nothing to be sent again."""
-        state = self.state
-        if self._session.is_closed or not isinstance(state, InFlight):
-            return self.is_flushed
-        return self.is_flushed and not (state.is_pending or state.is_returned)
-
-    @property
     def last_work(self) -> LastWork:
         """What became of the last steps. Any thread may ask."""
         state, unsent = self.state, self.unsent_step_count

@@ -176,8 +176,10 @@ class ExchangeLoop:
 
     @property
     def is_decided(self) -> bool:
-        """Whether, moreover, the fates of all acknowledged work are known."""
-        return self._session.is_over or all(fragment.is_decided for fragment in self._fragments.values())
+        """Whether, moreover, the fates of all acknowledged work are known, and leave nothing to be sent again."""
+        session, work = self._session, self.last_work
+        has_news = session.is_over or session.is_closed or not (work.pending_step_count or work.unsent_step_count)
+        return self.is_flushed and has_news
 
     @property
     def last_work(self) -> LastWork:

@@ -197,7 +197,6 @@ async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and
         await world.send()
         assert len(world.pushes) == 1
         assert world.fragment.is_flushed
-        assert not world.fragment.is_decided
         assert (world.session.position, world.session.problem) == (9, None)
 
 

@@ -138,41 +138,36 @@ def test_a_module_that_is_attached_can_be_copied_and_pickled(tmp_path: Path) -> 
 # Optimizers, and by how much a change of the weights is larger than their steps.
 
 
-class _Masters(torch.optim.Optimizer):
-    """Descends on float32 copies of its own, and writes them over the weights."""
+def _masters_of(model: nn.Module) -> tuple[dict[torch.Tensor, torch.Tensor], Callable[[], object]]:
+    """Returns float32 copies of the weights, and a step that descends on them and writes them over the weights."""
+    copies: dict[torch.Tensor, torch.Tensor] = {
+        weight: weight.detach().float().clone() for weight in model.parameters()
+    }
 
-    def __init__(self, model: nn.Module, lr: float) -> None:
-        self.copies: dict[torch.Tensor, torch.Tensor] = {
-            weight: weight.detach().float().clone() for weight in model.parameters()
-        }
-        self._inner = torch.optim.AdamW(self.copies.values(), lr=lr)
-        super().__init__(model.parameters(), {})
+    @torch.no_grad()
+    def step() -> None:
+        for weight, own in copies.items():
+            assert weight.grad is not None
+            weight.copy_(own.sub_(1e-3 * weight.grad.sign()))
 
-    def step(self, _: object = None) -> None:  # type: ignore[override]
-        """Takes a step."""
-        for weight, own in self.copies.items():
-            own.grad = None if weight.grad is None else weight.grad.float()
-        self._inner.step()
-        with torch.no_grad():
-            for weight, own in self.copies.items():
-                weight.copy_(own)
+    return copies, step
 
 
 def _warnings_after_changes(
-    model: nn.Module, optimizer: torch.optim.Optimizer, copies: CopyOf | None = None, *, size: float
+    model: nn.Module, step: Callable[[], object], copies: CopyOf | None = None, *, size: float
 ) -> list[str]:
     """Trains with a change of the weights by the exchange at every third step, and returns what was warned of."""
     generator = torch.Generator().manual_seed(1)
     parameters = TorchParameters(model, copies)
     layout = FragmentLayout("f", parameters.tensors)
     with heard_logs() as logs:
-        for step in range(12):
+        for number in range(12):
             batch = torch.randn(16, 32, generator=generator).to(next(model.parameters()).dtype)
             (model(batch) - batch).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step()
+            model.zero_grad()
             assert parameters.replaced() is None
-            if step % 3 == 0:
+            if number % 3 == 0:
                 parameters.add(layout, size * torch.randn(layout.numel, generator=generator).numpy())()
     return [str(line["event"]) for line in logs]
 
@@ -185,14 +180,15 @@ def _network(dtype: torch.dtype = torch.float32) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_optimizer_that_writes_weights_of_its_own_over_the_runs_is_warned_of_once(dtype: torch.dtype) -> None:
     model = _network(dtype)
-    (warning,) = _warnings_after_changes(model, _Masters(model, 1e-3), size=0.1)
+    _, step = _masters_of(model)
+    (warning,) = _warnings_after_changes(model, step, size=0.1)
     assert "give copies=" in warning
 
 
 def test_weights_that_an_optimizer_keeps_are_no_matter_where_they_change_too() -> None:
     model = _network(torch.bfloat16)
-    optimizer = _Masters(model, 1e-3)
-    assert _warnings_after_changes(model, optimizer, optimizer.copies.__getitem__, size=0.1) == []
+    copies, step = _masters_of(model)
+    assert _warnings_after_changes(model, step, copies.__getitem__, size=0.1) == []
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 0.1])
@@ -203,4 +199,4 @@ def test_an_ordinary_optimizer_is_not_warned_of(
 ) -> None:
     model = _network(dtype)
     optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
-    assert _warnings_after_changes(model, optimizer, size=size) == []
+    assert _warnings_after_changes(model, optimizer.step, size=size) == []

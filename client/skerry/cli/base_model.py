@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 
 from skerry.wire.safetensors import FileTensor, read_file_header
 from skerry.wire.untrained import UntrainedTensor, values_checksum
 
-_PIECE_BYTES: Final = 2**20
 _NAMED: Final = 5  # tensors in a warning
-# What a file of safetensors calls the element types of frameworks.
-_DTYPES: Final[Mapping[str, str]] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "BOOL": "bool",
-    **{f"{sign}{bits}": f"{name}{bits}" for sign, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
-}
 
 
-@dataclass(frozen=True)
-class BaseTensor:
+class BaseTensor(NamedTuple):
     """A tensor of a safetensors file."""
 
     path: Path
     place: FileTensor
 
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of an element; 0 if there is none."""
-        return self.place.size_bytes // max(1, math.prod(self.place.shape))
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yields its bytes."""
-        left = self.place.size_bytes
-        with self.path.open("rb") as file:
-            file.seek(self.place.offset)
-            while left:
-                piece = file.read(min(left, _PIECE_BYTES))
-                if not piece:
-                    raise OSError(None, "file ended early", str(self.path))
-                left -= len(piece)
-                yield piece
-
-    def checksum(self) -> int:
-        """Returns the checksum of its values."""
-        if not self.place.size_bytes:
-            return 0
-        kind = "u1" if self.item_bytes == 1 else f"<i{self.item_bytes}"
-        return values_checksum(
-            np.memmap(self.path, kind, mode="r", offset=self.place.offset, shape=self.place.shape or (1,))
-        )
-
 
 class BaseModel:
     """The tensors of a run's model that come from files, and what there is to say about them.
 
-    `missing`: tensors of the model that are in no file. `other`: those whose shape, type or values are not what the
+    `missing`: tensors of the model that are in no file. `other`: those whose shape or values are not what the
     run's creator had; it is complete once all were read. `unknown`: what the run does not know of; if it knows of any
     untrained tensor, these are not of its model, or are other names of tied tensors, and are left out.
     """
@@ -100,16 +59,19 @@ class BaseModel:
 
         A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
         """
-        ordered = sorted(self.tensors.items(), key=lambda pair: -pair[1].item_bytes)
-        return {name: tensor for name, tensor in ordered if (tensor.item_bytes >= 4) == is_wide}
+        ordered = sorted(self.tensors.items(), key=lambda pair: -pair[1].place.item_bytes)
+        return {name: tensor for name, tensor in ordered if (tensor.place.item_bytes >= 4) == is_wide}
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yields a tensor's bytes, and takes note if they are not those of the run's creator."""
-        tensor, wanted = self.tensors[name], self._recorded.get(name)
-        yield from tensor.pieces()
+    def write(self, name: str, file: BinaryIO) -> None:
+        """Writes a tensor's bytes, and takes note if they are not those of the run's creator."""
+        (path, place), wanted = self.tensors[name], self._recorded.get(name)
+        data = np.empty(0, np.uint8)
+        if place.size_bytes:
+            data = np.memmap(path, mode="r", offset=place.offset, shape=(place.size_bytes,))
+        file.write(data.data)
         if wanted is not None and wanted.checksum is not None:
-            dtype = _DTYPES.get(tensor.place.code)
-            if (dtype, tensor.place.shape) != (wanted.dtype, wanted.shape) or tensor.checksum() != wanted.checksum:
+            bits = data.view(f"<i{place.item_bytes}") if place.item_bytes > 1 else data
+            if place.shape != wanted.shape or values_checksum(bits.reshape(place.shape)) != wanted.checksum:
                 self.other.append(name)
 
     def remarks(self) -> Iterator[str]:

@@ -28,13 +28,6 @@ from skerry.wire.safetensors import checkpoint_header, tensor_bytes
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
 _STORE_OPTIONS: Final = "skerry_syncer.store.maintenance.options"
-# From the nearest place to the furthest.
-_PLACES: Final = (
-    ParameterSource.COMMANDLINE,
-    ParameterSource.ENVIRONMENT,
-    ParameterSource.DEFAULT_MAP,
-    ParameterSource.DEFAULT,
-)
 # Files of a Hugging Face folder that are not weights.
 _COPIED_SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja"})
 # By format: the files that the folder of --like must have, and the one for the weights.
@@ -115,10 +108,9 @@ def export(
 ) -> None:
     """Write a run's weights as a safetensors file, a Hugging Face folder or a PEFT adapter, at any time.
 
-    With --target they are downloaded from the syncer, which takes a reader's certificate where the syncer has roles,
-    and no access to its store. With --store they are read from the store, without a syncer. If neither is given, it is
-    the store in ./skerry-data. If both are given in different ways, a flag counts before an environment variable, and
-    that before the settings file.
+    With --target, or SKERRY_TARGET, they are downloaded from the syncer, which takes a reader's certificate where the
+    syncer has roles, and no access to its store. With --store, or without a target, they are read from the store,
+    without a syncer.
 
     The run has only the tensors that it trains. A model with frozen parameters or buffers is complete with --base: the
     files that learners loaded it from. What is missing, or differs from the run's record, is said on standard error
@@ -135,7 +127,8 @@ def export(
     if file_format in _FOLDERS:
         out_path = _prepared(out_path, like, file_format)
     context = click.get_current_context()
-    if _is_stored(context):
+    store_place, target_place = map(context.get_parameter_source, ("store_url", "target"))
+    if store_place is ParameterSource.COMMANDLINE or target_place is ParameterSource.DEFAULT:
         (option,) = (parameter for parameter in context.command.params if parameter.name == "store_url")
         importlib.import_module(_STORE_OPTIONS).STORE.convert(store_url, option, context)
         source = importlib.import_module(_STORE_READER).stored_weights(store_url, run, uid, position)
@@ -194,27 +187,16 @@ def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys
     try:
         with shown_progress("exporting") as progress, replacing(path) as file:
             file.write(header)
-            file.writelines(piece for name in before for piece in base.pieces(name))
+            for name in before:
+                base.write(name, file)
             for name, values in pull(progress):
                 for piece in tensor_bytes(values, dtypes[keys[name]]):
                     file.write(piece)
                 del values  # and with it its fragment, while the next is received
-            file.writelines(piece for name in behind for piece in base.pieces(name))
+            for name in behind:
+                base.write(name, file)
     except OSError as error:
         raise click.BadParameter(f"can't be written: {error.strerror}. path={path}", param_hint="--out") from error
-
-
-def _is_stored(context: click.Context) -> bool:
-    """Whether the store is to be read: if it is given nearer than a syncer, or neither is given.
-
-    Raises:
-        click.UsageError: both are flags.
-    """
-    sources = (context.get_parameter_source(name) for name in ("target", "store_url"))
-    target, store = (_PLACES.index(source) for source in sources if source is not None)
-    if target == store == 0:
-        raise click.UsageError("give --target to download from a syncer, or --store to read the store, not both")
-    return store <= target
 
 
 def _prepared(folder: Path, like: Path | None, file_format: str) -> Path:

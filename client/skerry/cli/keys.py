@@ -70,9 +70,9 @@ def keys(
         authority = Authority(folder, datetime.now(UTC))
         _say("made" if authority.is_new else "kept", folder / "ca.pem", authority.certificate.not_valid_after_utc)
         for item in wanted:
-            kept = None if renew else authority.find(item)
-            end = (kept or authority.make(item, days)).not_valid_after_utc
-            _say("kept" if kept else "made", folder / f"{item.name}.pem", end, str(item.identity or ""))
+            present = None if renew else authority.find(item)
+            end = (present or authority.make(item, days)).not_valid_after_utc
+            _say("kept" if present else "made", folder / f"{item.name}.pem", end, str(item.identity or ""))
     except (ValueError, OSError) as error:
         raise click.ClickException(f"{error}. folder={folder}") from error
     click.echo("\nnext:")

@@ -58,9 +58,9 @@ def _assign(values: dict[str, Any], name: str, text: str) -> None:
     if field == "merge_by_fragment":
         if not rest:
             raise ValueError(f"name a fragment: {field}.FRAGMENT=VALUE")
-        values[field] = {**values[field], rest: _word(values["merge"], text)}
+        values[field] = {**values[field], rest: _value(values["merge"], text)}
     elif isinstance(part, dict) and rest in part:
-        part[rest] = _word(part[rest], text)
+        part[rest] = _value(part[rest], text)
     elif isinstance(part, tuple):
         values[field] = tuple(filter(None, text.split(",")))
     elif field not in values or isinstance(part, dict):
@@ -68,14 +68,14 @@ def _assign(values: dict[str, Any], name: str, text: str) -> None:
     elif rest:
         raise ValueError(f"field has no parts. name={name}")
     else:
-        values[field] = _word(part, text.removesuffix("s") if field.endswith("_s") else text)
+        values[field] = _value(part, text.removesuffix("s") if field.endswith("_s") else text)
 
 
-def _word(now: Any, text: str) -> str:
-    """Returns the text for a field whose value is `now`, as `Policy.from_json` reads it."""
-    if not isinstance(now, StrEnum):
+def _value(current: Any, text: str) -> str:
+    """Returns the text for a field whose value is `current`, as `Policy.from_json` reads it."""
+    if not isinstance(current, StrEnum):
         return text
-    known = [str(member) for member in type(now)]
-    if (word := text.lower().replace("_", "-")) not in known:
+    known = list(map(str, type(current)))
+    if (member := text.lower().replace("_", "-")) not in known:
         raise ValueError(f"value is not known. value={text[:80]!r}, known={', '.join(known)}")
-    return word
+    return member

@@ -20,12 +20,12 @@ from skerry.cli import policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, json_line, shown_progress, size_text, table
 from skerry.cli.watch_state import WatchState, status_word
-from skerry.cli.watch_view import learners
+from skerry.cli.watch_view import draw
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
 from skerry.v1.exchange_pb2 import WatchStart
-from skerry.v1.runs_pb2 import VersionRecord
+from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import Run, Tensor
 from skerry.wire.layout import check_name
 from skerry.wire.messages import to_values
@@ -105,15 +105,24 @@ def list_(client: RunsClient) -> Answer:
 
 @runs.command(epilog="\b\nExample:\n  skerry runs show demo")
 @with_run
-@_printing
 @with_client
+@_printing
 def show(client: RunsClient, run: str) -> Answer:
     """Show a run: its fragments, versions, learners and policy."""
     answer = client.get_run(run)
-    state = WatchState()
-    state.apply(WatchStart(run=answer.run, learners=answer.learners))
-    policy_now = policy_of(answer.run.policy, Policy())
-    return to_values(answer), [*_run_parts(answer.run), learners(state), "", _policy(policy_now)]
+    return to_values(answer), _shown(client, answer)
+
+
+def _shown(client: RunsClient, answer: GetRunResponse) -> Iterator[RenderableType]:
+    run, state = answer.run, WatchState()
+    state.apply(WatchStart(run=run, learners=answer.learners))
+    for fragment in run.fragments:  # the run alone does not say how its newest versions were made
+        for record in itertools.islice(client.list_versions(run.name, fragment.name), 1):
+            state.apply_version(record)
+    yield draw(state)
+    size = f"{count_text(_parameter_count(run.tensors))} parameters"
+    yield Text(f"uid {run.uid}  {size}  created {_created_at(run)}\n", style="dim")
+    yield _policy(policy_of(run.policy, Policy()))
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs versions demo --fragment embedding --limit 20")
@@ -264,27 +273,6 @@ def _summary(run: Run) -> dict[str, object]:
     values["fragment_count"] = len(run.fragments)
     del values["tensors"], values["fragments"]
     return values
-
-
-def _run_parts(run: Run) -> Iterator[RenderableType]:
-    facts = f"{count_text(_parameter_count(run.tensors))} parameters  position {run.position}"
-    yield Text.assemble((run.name, "bold"), f"  {status_word(run.status)}  {facts}  created {_created_at(run)}")
-    yield Text(f"uid {run.uid}\n", style="dim")
-    tensors = {tensor.name: tensor for tensor in run.tensors}
-    newest = {version.fragment: version for version in run.versions}
-    yield table(
-        [
-            {
-                "fragment": fragment.name,
-                "tensors": str(len(fragment.tensors)),
-                "elements": count_text(_parameter_count(tensors[name] for name in fragment.tensors)),
-                "version": str(newest[fragment.name].version) if fragment.name in newest else "-",
-                "digest": newest[fragment.name].digest.hex()[:16] if fragment.name in newest else "-",
-            }
-            for fragment in run.fragments
-        ]
-    )
-    yield ""
 
 
 def _policy(policy_now: Policy) -> RenderableType:

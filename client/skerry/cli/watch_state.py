@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import VersionRecord
-from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerStatus, RolledBack, VersionCommitted
+from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerReport, LearnerStatus, RolledBack, VersionCommitted
 from skerry.wire.messages import enum_word
 
 _EVENT_COUNT: Final = 10  # the newest events, which a terminal shows
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
-_RATE_WINDOW_S: Final = 10.0  # bandwidth is a mean over this time, since single deltas come in bursts
-
-
-class Traffic(NamedTuple):
-    """The bytes that a learner had sent and received when one of its reports arrived, or the bits a second of both."""
-
-    at_s: float
-    up: float
-    down: float
+_REPORT_COUNT: Final = 6  # reports that bandwidth is a mean over, 10 s or less, since deltas come in bursts
 
 
 @dataclass
@@ -33,7 +26,7 @@ class LearnerView:
     status: LearnerStatus
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSS_COUNT))
     told_problem: str = ""  # the last that an event's words had
-    _samples: deque[Traffic] = field(default_factory=deque)
+    _reports: deque[tuple[float, LearnerReport]] = field(default_factory=lambda: deque(maxlen=_REPORT_COUNT))
 
     def update(self, status: LearnerStatus, now_s: float) -> None:
         """Applies a report; a learner that has restarted counts from zero again."""
@@ -47,37 +40,33 @@ class LearnerView:
         self.status = now
         if not now.HasField("report"):
             return
-        report, samples = now.report, self._samples
-        if report.HasField("loss") and (not self.losses or self.losses[-1] != report.loss):
-            self.losses.append(report.loss)
-        if samples and (report.sent_bytes < samples[-1].up or report.received_bytes < samples[-1].down):
-            samples.clear()
-        samples.append(Traffic(now_s, report.sent_bytes, report.received_bytes))
-        # One sample from before the window is kept, so that the window is always covered.
-        while len(samples) > 2 and samples[1].at_s < now_s - _RATE_WINDOW_S:
-            samples.popleft()
+        if now.report.HasField("loss") and (not self.losses or self.losses[-1] != now.report.loss):
+            self.losses.append(now.report.loss)
+        if self._reports and now.report.sent_bytes < self._reports[-1][1].sent_bytes:
+            self._reports.clear()
+        self._reports.append((now_s, now.report))
 
     @property
     def bits_per_s(self) -> tuple[float, float] | None:
         """Mean bandwidth of deltas and updates; before the second report that of all steps, None if that is unknown."""
-        if not self._samples:
+        if not self._reports:
             return None
-        first, last = self._samples[0], self._samples[-1]
-        if last.at_s <= first.at_s:
-            report = self.status.report
-            first = Traffic(last.at_s - report.step_count * report.step_time.ToNanoseconds() / 1e9, 0, 0)
-        duration_s = last.at_s - first.at_s
-        return (
-            (8 * (last.up - first.up) / duration_s, 8 * (last.down - first.down) / duration_s) if duration_s else None
-        )
+        (began_s, first), (now_s, last) = self._reports[0], self._reports[-1]
+        if now_s <= began_s:
+            began_s, first = now_s - last.step_count * last.step_time.ToNanoseconds() / 1e9, LearnerReport()
+        if now_s <= began_s:
+            return None
+        moved_bytes = last.sent_bytes - first.sent_bytes, last.received_bytes - first.received_bytes
+        return 8 * moved_bytes[0] / (now_s - began_s), 8 * moved_bytes[1] / (now_s - began_s)
 
 
 @dataclass
 class FragmentView:
     """A fragment, its newest version, and how that was made, where that is known."""
 
+    element_count: int = 0
     version: int = 0
-    committed: VersionCommitted | None = None
+    committed: VersionCommitted | VersionRecord | None = None
     open_version: int | None = None
 
 
@@ -105,14 +94,8 @@ class WatchState:
 
     def apply_version(self, record: VersionRecord) -> None:
         """Applies how a fragment's newest version was made, which the run's state alone does not say."""
-        view = self._fragment(record.version.fragment)
-        if record.merged and record.version.version == view.version and view.committed is None:
-            view.committed = VersionCommitted(
-                version=record.version,
-                merged=record.merged,
-                update_size_bytes=record.update_size_bytes,
-                participation=record.participation,
-            )
+        if record.merged:
+            self._fragment(record.version.fragment).committed = record
 
     def staleness(self, learner: LearnerView) -> int | None:
         """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
@@ -126,8 +109,9 @@ class WatchState:
     def _start(self, start: WatchStart, now_s: float) -> None:
         self.name, self.status = start.run.name, start.run.status
         self.position = max(self.position, start.run.position)
+        element_counts = {tensor.name: math.prod(tensor.shape) for tensor in start.run.tensors}
         for fragment in start.run.fragments:
-            self._fragment(fragment.name)
+            self._fragment(fragment.name).element_count = sum(element_counts[name] for name in fragment.tensors)
         for version in start.run.versions:
             view = self._fragment(version.fragment)
             # Versions only grow, but the replica that answers after a broken stream may lag behind the last one.
@@ -233,5 +217,5 @@ def _fate_text(fate: DeltaFate) -> str:
 
 
 def _fate_words(fate: int, reason: str) -> str:
-    word = enum_word(v1.Fate.DESCRIPTOR, fate)
-    return f"{word} ({reason})" if reason else word
+    name = enum_word(v1.Fate.DESCRIPTOR, fate)
+    return f"{name} ({reason})" if reason else name

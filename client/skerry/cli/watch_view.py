@@ -17,7 +17,7 @@ _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan",
 def draw(state: WatchState, *, notice: str = "") -> RenderableType:
     """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
     fragments = table([_fragment(name, view) for name, view in state.fragments.items()])
-    parts: list[RenderableType] = [_headline(state, notice), "", learners(state), "", fragments]
+    parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", fragments]
     if state.events:
         parts += ["", table([{"position": str(position), "event": text} for position, text in state.events])]
     return Group(*parts, Text("columns: skerry watch --help", style="dim"))
@@ -33,8 +33,7 @@ def _headline(state: WatchState, notice: str) -> Text:
     return line
 
 
-def learners(state: WatchState) -> RenderableType:
-    """Returns a table of the learners, and which of their deltas were not merged."""
+def _learners(state: WatchState) -> RenderableType:
     if not state.learners:
         return Text("no learners yet", style="dim")
     views = [view for _, view in sorted(state.learners.items())]
@@ -47,12 +46,12 @@ def learners(state: WatchState) -> RenderableType:
 
 def _learner(state: WatchState, view: LearnerView) -> dict[str, str | Text]:
     status, report = view.status, view.status.report
-    word = learner_state(status)
+    state_name = learner_state(status)
     behind, (up, down) = state.staleness(view), view.bits_per_s or (None, None)
     return {
         "learner": status.learner_id,
         "region": status.region or "-",
-        "state": Text(word, style=_STATE_STYLES[word]),
+        "state": Text(state_name, style=_STATE_STYLES[state_name]),
         "step": str(report.step_count),
         "tokens": count_text(report.token_count),
         "step time": f"{report.step_time.ToMilliseconds()} ms",
@@ -72,6 +71,7 @@ def _fragment(name: str, view: FragmentView) -> dict[str, str | Text]:
     committed = view.committed
     return {
         "fragment": name,
+        "elements": count_text(view.element_count),
         "version": str(view.version),
         "deltas": str(len(committed.merged)) if committed else "-",
         "staleness": str(max((delta.staleness for delta in committed.merged), default=0)) if committed else "-",

@@ -8,6 +8,7 @@ protos/FORMAT.md says what Skerry's snapshots hold. Nothing here does I/O but `r
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections import deque
@@ -60,6 +61,11 @@ class FileTensor(NamedTuple):
     offset: int  # from the start of the file
     size_bytes: int
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element; 0 if there is none."""
+        return self.size_bytes // max(1, math.prod(self.shape))
+
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor], metadata: Mapping[str, str]) -> bytes:
     """Returns the start of a file whose tensors have these (dtype, shape) and follow in this order.
@@ -80,7 +86,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor]
                 known = sorted(_DTYPES)
                 raise ValueError(f"element type can't be written. tensor={name}, dtype={dtype}, known={known}")
             code, item_bytes = _DTYPES[dtype]
-            size = item_bytes * int(np.prod(shape, dtype=np.int64))
+            size = item_bytes * math.prod(shape)
         key = tensor_key(name, tensors)
         header[key] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size

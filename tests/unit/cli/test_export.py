@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from skerry import ArrayLearner, Learner, RefusedError, RunsClient
 from skerry.cli import failures
 from skerry.cli.main import cli
+from skerry.net.loop_thread import LoopThread
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.support.adapted import BUFFERS, FROZEN, Adapted
-from tests.support.made_keys import make_keys, tls_of
 from tests.support.quadratic import QUICK, Quadratic, train_until
+from tests.support.serve_process import ServeProcess
 from tests.support.syncer_thread import syncer
-from tests.unit.cli.serving import serving
 
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer.model")
 WEIGHT_FILES = ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin")
@@ -95,20 +95,17 @@ def test_a_syncer_and_its_store_give_the_same_file(target: str, store_url: str, 
     assert all(np.array_equal(values, file[name]) for name, values in pulled.items())
 
 
-def test_the_place_that_is_given_nearer_counts(
-    target: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_store_flag_counts_then_a_target_and_then_the_default_store(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("export", "fit", "--out", tmp_path / "out")
-    assert run(*words, "--target", target, "--store", store_url) == 2
-    assert "not both" in capsys.readouterr().err
     assert run(*words) == 3, "the store in ./skerry-data, which does not exist"
-    (tmp_path / "skerry.toml").write_text(f'target = "{target}"\n', encoding="utf-8")
+    monkeypatch.setenv("SKERRY_STORE", "file:///nowhere")
+    assert run(*words, "--target", target) == 0
+    monkeypatch.setenv("SKERRY_TARGET", target)
     assert run(*words) == 0
     assert run(*words, "--store", "file:///nowhere") == 3
-    monkeypatch.setenv("SKERRY_STORE", "file:///nowhere")
-    assert run(*words) == 3
-    assert run(*words, "--target", target) == 0
 
 
 @pytest.mark.parametrize(
@@ -116,17 +113,14 @@ def test_the_place_that_is_given_nearer_counts(
     [
         (("fit", "--position", "100000"), 3, "the run has no weights at that position. position=100000, end="),
         (("fit", "--position", "1"), 3, "`skerry log` shows the positions"),
-        (("nix",), 3, "`skerry runs list` lists the runs"),
         (("fit", "--uid", "0" * 32), 3, "another run has the name now"),
         (("fit", "--format", "hf"), 2, "--format hf takes --like FOLDER"),
-        (("fit", "--target", "127.0.0.1:1"), 4, "check that `skerry serve` is running there"),
     ],
 )
 def test_what_cannot_be_exported_is_said_with_what_to_do(
     words: tuple[str, ...], status: int, said: str, *, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target_words = () if "--target" in words else ("--target", target)
-    assert run("export", "--out", tmp_path / "out", *target_words, *words) == status
+    assert run("export", "--out", tmp_path / "out", "--target", target, *words) == status
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -147,26 +141,12 @@ def test_a_hugging_face_folder_has_the_weights_and_what_belongs_to_them(
     assert not (like / "model.safetensors").exists()
 
 
-def test_a_reader_exports_without_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    problem, keys = Quadratic(), tmp_path / "keys"
-    make_keys(keys, "--server", "a.example", "--learner", "fit/us", "--reader", "rita")
-    with syncer(tls_of(keys, "a.example")) as target:
-        options = {"target": target, "run": "fit", "create": True, "learner_id": "us", "tls": tls_of(keys, "fit.us")}
-        with ArrayLearner(problem.arrays, **options):  # type: ignore[arg-type]  # a plain dict
-            pass
-        words = ("export", "fit", "--target", target, "--tls-ca", keys / "ca.pem", "--out", tmp_path / "out")
-        assert run(*words, "--tls-cert", keys / "rita.pem", "--tls-key", keys / "rita.key", "--json") == 0
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert json.loads(said)["versions"]["embedding"] == 0
-        assert run(*words) == 4
-        assert "[TLS_FAILED]" in capsys.readouterr().err
-    found = load_file(tmp_path / "out")
-    assert all(np.array_equal(found[name], values) for name, values in problem.arrays.items())
-
-
 def test_the_memory_of_an_export_is_that_of_a_fragment_however_many_there_are(tmp_path: Path) -> None:
     numel = 2**20
-    with serving(tmp_path) as target:
+    thread, server = LoopThread("syncer"), ServeProcess((tmp_path / "store").as_uri(), tmp_path)
+    thread.run(server.start())
+    target = f"127.0.0.1:{server.port}"
+    try:
 
         def peak(count: int) -> float:
             layouts = [FragmentLayout(f"part{nth}", (TensorSpec(f"weight{nth}", (numel,)),)) for nth in range(count)]
@@ -184,6 +164,9 @@ def test_the_memory_of_an_export_is_that_of_a_fragment_however_many_there_are(tm
 
         few, many = peak(3), peak(9)
         assert many - few < 1, f"{few:.1f} and {many:.1f} fragments"
+    finally:
+        thread.run(server.stop())
+        thread.close()
 
 
 def test_a_download_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,21 @@
-"""What an observer makes of the events of a run."""
+"""What an observer makes of the events of a run, and what is shown of it."""
 
 from __future__ import annotations
 
-import pytest
+import io
+import re
+from typing import Any
 
+import pytest
+from rich.console import Console
+
+from skerry.cli import failures
+from skerry.cli.main import cli
 from skerry.cli.watch_state import WatchState, learner_state, unmerged_text
+from skerry.cli.watch_view import draw, sparkline
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import (
     DeltaFate,
     Event,
@@ -20,34 +29,28 @@ from skerry.v1.types_pb2 import (
 )
 
 
-def report(learner_id: str, *, sent_bytes: int, version: int = 0, loss: float = 1.0) -> Event:
+def report(learner_id: str, *, sent_bytes: int = 0, **figures: Any) -> Event:
     """Returns the event of a learner's report."""
-    body = LearnerReport(
-        step_count=10,
-        sent_bytes=sent_bytes,
-        received_bytes=2 * sent_bytes,
-        loss=loss,
-        adopted=[FragmentVersion(fragment="head", version=version)],
-    )
-    status = LearnerStatus(learner_id=learner_id, is_live=True, report=body)
-    return Event(position=5, learner=status)
+    body = LearnerReport(step_count=10, sent_bytes=sent_bytes, received_bytes=2 * sent_bytes, **figures)
+    return Event(position=5, learner=LearnerStatus(learner_id=learner_id, is_live=True, report=body))
 
 
-def started() -> WatchState:
+def started(*learners: LearnerStatus) -> WatchState:
     """Returns the state of a run with one fragment, at version 3."""
     run = Run(
         name="demo",
         status=v1.RUN_STATUS_OPEN,
         position=4,
-        fragments=[Fragment(name="head")],
+        tensors=[v1.Tensor(name="w", shape=[30, 50])],
+        fragments=[Fragment(name="head", tensors=["w"])],
         versions=[FragmentVersion(fragment="head", version=3)],
     )
     state = WatchState()
-    state.apply(WatchStart(run=run), 0.0)
+    state.apply(WatchStart(run=run, learners=learners), 0.0)
     return state
 
 
-def test_bandwidth_is_a_mean_over_the_last_seconds_and_begins_anew_with_the_learner() -> None:
+def test_bandwidth_is_a_mean_over_the_last_reports_and_begins_anew_with_the_learner() -> None:
     state = started()
 
     def rates(*sent_bytes: int, from_s: int) -> tuple[float, float] | None:
@@ -57,22 +60,21 @@ def test_bandwidth_is_a_mean_over_the_last_seconds_and_begins_anew_with_the_lear
 
     assert rates(1_000_000, from_s=0) is None
     assert rates(1_000_125, from_s=1) == (1000, 2000)
-    assert rates(*[2_000_000] * 30, from_s=2) == (0, 0)
-    assert rates(10, from_s=32) is None
-    assert rates(135, from_s=33) == (1000, 2000)
+    assert rates(*[2_000_000] * 6, from_s=2) == (0, 0)
+    assert rates(10, from_s=8) is None
+    assert rates(135, from_s=9) == (1000, 2000)
 
 
 def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
-    state = started()
     body = LearnerReport(step_count=100, sent_bytes=1_000_000)
     body.step_time.FromMilliseconds(500)
-    state.apply(WatchStart(run=Run(name="demo"), learners=[LearnerStatus(learner_id="us", is_live=True, report=body)]))
+    state = started(LearnerStatus(learner_id="us", is_live=True, report=body))
     assert state.learners["us"].bits_per_s == pytest.approx((160_000, 0))
 
 
 def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
     state = started()
-    state.apply(report("us", sent_bytes=0, version=1), 1.0)
+    state.apply(report("us", adopted=[FragmentVersion(fragment="head", version=1)]), 1.0)
     assert state.staleness(state.learners["us"]) == 2
 
 
@@ -97,8 +99,7 @@ def test_a_problem_is_told_when_it_comes_and_when_it_goes_also_if_it_was_there_b
     def said(problem: str) -> LearnerStatus:
         return LearnerStatus(learner_id="us", is_live=True, report=LearnerReport(problem=problem, unsent_step_count=40))
 
-    state = started()
-    state.apply(WatchStart(run=Run(name="demo"), learners=[said("STORE_FULL")]), 0.0)
+    state = started(said("STORE_FULL"))
     events = [Event(position=5, learner=said(problem)) for problem in ("STORE_FULL", "STORE_FULL", "", "")]
     lines = [state.apply(event, 1.0) for event in events]
     assert lines == ["us reports STORE_FULL, 40 steps unsent", None, "us delivers again", None]
@@ -128,3 +129,38 @@ def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -
         "7 expired (staler than the policy allows)"
     )
     assert unmerged_text(fates[:1]) == ""
+
+
+def shown(state: WatchState) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(draw(state))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> None:
+    learners = [LearnerStatus(learner_id=name, is_live=True, is_participating=name == "us") for name in ("eu", "us")]
+    state = started(*learners)
+    merged = [DeltaFate(learner_id="us", weight_share=1.0, staleness=1)]
+    version = FragmentVersion(fragment="head", version=3)
+    state.apply_version(VersionRecord(version=version, merged=merged, update_size_bytes=1500, participation=0.75))
+    lines = {line.split()[0]: line.split()[1:] for line in shown(state).splitlines() if line.strip()}
+    assert lines["demo"] == ["open", "position", "4", "2", "live,", "1", "participating"]
+    assert (lines["eu"][1], lines["us"][1]) == ("live", "participating")
+    assert lines["head"] == ["1.5k", "3", "1", "1", "75%", "1.5", "kB"]
+
+
+def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    _, learners, fragments = shown(started(LearnerStatus(learner_id="us"))).split("\n\n")
+    assert failures.run(cli, ["watch", "--help"]) == 0
+    legend = capsys.readouterr().out
+    columns = re.split(r"\s{2,}", f"{learners.splitlines()[0].strip()}  {fragments.splitlines()[0].strip()}")
+    assert len(columns) == 23
+    for column in columns:
+        assert re.search(rf"^ +([a-z ]+, )?{column}[, ]", legend, re.MULTILINE), column
+
+
+def test_a_sparkline_spans_its_own_range() -> None:
+    assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
+    assert sparkline([1.0]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"

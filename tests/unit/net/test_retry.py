@@ -72,19 +72,6 @@ async def test_a_refusal_is_not_repeated() -> None:
     assert call.count == 1
 
 
-def test_a_thread_repeats_by_the_same_rule() -> None:
-    waits: list[float] = []
-
-    def call() -> None:
-        for attempt in rule(None).attempts(sleep=waits.append, is_late=lambda pause_s: len(waits) == 3):
-            with attempt:
-                raise not_now(retry_after_s=2.0)
-
-    with pytest.raises(TryAgainError):
-        call()
-    assert [round(wait_s) for wait_s in waits] == [2, 2, 2]
-
-
 def test_pauses_grow_to_their_limit_and_the_server_wins() -> None:
     settings, jitter = RetrySettings(first_wait_s=1.0, longest_wait_s=8.0), random.Random(0)
     error = error_of("UNREACHABLE", "gone")

@@ -101,14 +101,6 @@ def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None
     ]
 
 
-def test_help_works_without_torch(tmp_path: Path) -> None:
-    for words in (["--help"], ["learn", "--help"], ["serve", "--help"]):
-        command = [sys.executable, "-c", _WITHOUT_TORCH, *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "can't be loaded" not in done.stdout
-
-
 def test_a_settings_file_with_a_typing_error_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,8 +119,3 @@ def test_a_group_by_itself_prints_its_help(words: list[str], capsys: pytest.Capt
     assert shown.out.startswith("Usage: skerry")
     assert "Commands:" in shown.out
     assert shown.err == ""
-
-
-def test_a_command_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures.run(cli, ["sreve"]) == failures.ExitStatus.USAGE
-    assert "sreve" in capsys.readouterr().err

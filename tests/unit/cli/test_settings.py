@@ -59,10 +59,8 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_ov
 
 def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> None:
     file = {"steps": 7, "target": "top-level", "runs": {"target": "group", "list": {"json": True}}}
-    output = invoke(["runs", "list"], file).output
-    assert "'target': 'group'" in output
-    assert "'is_json': True" in output
-    file["runs"]["list"]["target"] = "own"  # type: ignore[index]  # a plain nested dict
+    assert invoke(["runs", "list"], file).output == "{'target': 'group', 'is_json': True}\n"
+    file = {"runs": {"target": "group", "list": {"target": "own"}}}
     assert "'target': 'own'" in invoke(["runs", "list"], file).output
 
 
@@ -74,9 +72,12 @@ def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> No
         ({"runs": {"list": {"steps": 7}}}, "runs.list.steps"),
         ({"lern": {"steps": 7}}, "lern"),
         ({"learn": {"yes": True}}, "learn.yes"),
+        ({"learn": {"steps": [7]}}, "key=steps"),
+        ({"learn": {"target": {"host": "there"}}}, "key=target"),
+        ({"runs": {"list": {"json": ""}}}, "key=json"),
     ],
 )
-def test_a_key_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any], named: str) -> None:
+def test_a_key_or_a_value_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any], named: str) -> None:
     with pytest.raises(click.UsageError) as refused:
         settings.defaults(file, make_group().commands)
     assert named in refused.value.format_message()
@@ -88,7 +89,7 @@ def test_help_shows_the_variable_and_the_default() -> None:
     assert "default: here" in output
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_file_is_read_in_every_encoding_that_editors_write(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_file_is_read_in_every_encoding_that_editors_write(
     assert settings.read_file(None) == settings.read_file(tmp_path / "skerry.toml") == {"region": "Zürich"}
 
 
-@pytest.mark.parametrize("data", [b'region = "Z\xfcrich"', b"\xff\xfe\x00", b"\x00", b"\xef\xbb\xbf=", b"target = "])
+@pytest.mark.parametrize("data", [b'region = "Z\xfcrich"', b"\xff\xfe\x00", b"target = "])
 def test_a_file_that_is_no_toml_is_refused_in_one_line(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "skerry.toml"
     path.write_bytes(data)

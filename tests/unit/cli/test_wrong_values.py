@@ -76,15 +76,6 @@ def wrong_values(param: click.Parameter, folder: Path) -> Iterable[str]:
     return (*_WORDS, *_ADDRESSES) if kind in (ADDRESS, TARGET) else _WORDS
 
 
-def wrong_settings(param: click.Parameter) -> Iterator[str]:
-    """Yields values of a settings file that can't be right for a parameter."""
-    yield from ("[[1]]", "1979-05-27", "{ a = 1 }")
-    if isinstance(param.type, click.IntRange | click.FloatRange):
-        yield from ("nan", "-inf")
-    if getattr(param, "is_flag", False):
-        yield '""'
-
-
 def required(command: click.Command, but: click.Parameter, folder: Path) -> Iterator[str]:
     """Yields right values for what the command needs besides one parameter."""
     for param in command.params:
@@ -108,17 +99,11 @@ def cases(folder: Path) -> Iterator[list[str]]:
                     given = ["--", value] if isinstance(param, click.Argument) else [f"{name}={value}"]
                     if value not in _RIGHT.get(name, ()):
                         yield [*words, *others, *given]
-            if param.envvar is not None:
-                for number, value in enumerate(wrong_settings(param)):
-                    file = folder / "files" / f"{'-'.join(words)}{name}-{number}.toml"
-                    file.write_text(f"[{'.'.join(words)}]\n{name.removeprefix('--')} = {value}\n")
-                    yield ["--config", str(file), *words, *others]
 
 
 def test_what_can_not_be_right_is_refused_in_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"{}")
     (tmp_path / "locked").mkdir(mode=0o500)
-    (tmp_path / "files").mkdir()
     every_case = list(cases(tmp_path))
     answers = subprocess.run(
         [sys.executable, "-c", _RUN], input="".join(json.dumps(given) + "\n" for given in every_case),
@@ -131,4 +116,4 @@ def test_what_can_not_be_right_is_refused_in_one_line_before_anything_is_loaded(
         if status != 2 or len(lines) != 1 or not lines[0].startswith("error: "):
             wrong.append(f"{' '.join(given)[:200]}: {status}\n{said[-500:]}")
     assert not wrong, "\n".join(wrong)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "files", "locked"], "nothing was written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "locked"], "nothing was written"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError, TensorSpec
-from skerry.wire.codecs import HEADER_SIZE, MAX_FRAME_NUMEL, cut_parts
+from skerry.wire.codecs import HEADER_SIZE, cut_parts
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.frames import (
     Frame,
@@ -34,7 +32,6 @@ from tests.unit.wire.wire_strategies import LARGEST, bits, block_encodings, enco
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]
 LAYOUT = FragmentLayout("f", (TensorSpec("a", (4, 10)), TensorSpec("b", (3, 8))))
-HEADER = struct.Struct("<4sBBHQIII")
 # One tensor a codec change: many small frames.
 MANY = FragmentLayout("f", tuple(TensorSpec(f"t{n}", (8, 4) if n % 2 else (5,)) for n in range(8)))
 VALUES = np.linspace(-1, 1, MANY.numel, dtype=np.float32)
@@ -66,9 +63,6 @@ def test_a_difference_is_encoded_as_if_it_had_been_taken_before(fragment: Fragme
     assert list(encode_frames(values, layout, encoding, base=base)) == expected
     assert list(encode_frames(again, layout, encoding, base=base, decoded=again)) == expected
     assert (bits(again) == bits(told)).all()
-    if len(values):
-        with pytest.raises(ValueError, match="base"):
-            encode_frames(values, layout, encoding, base=base[:-1])
 
 
 @given(fragments(), block_encodings)
@@ -100,23 +94,6 @@ def test_parts_encoded_apart_decode_to_the_same_values(fragment: Fragment, encod
         assert len(frames) <= size or numel <= encoding.block
     assert end == layout.numel
     assert (bits(whole) == bits(parts)).all()
-
-
-@pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("block", [7, 128])
-def test_large_tensors_are_cut_into_frames_at_block_boundaries(codec: Codec, block: int) -> None:
-    shapes = ((3, MAX_FRAME_NUMEL // 2 + 5), (11,), (1, MAX_FRAME_NUMEL), (MAX_FRAME_NUMEL - 1, 1), (1, 1))
-    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
-    values = np.random.default_rng(5).standard_normal(layout.numel).astype(np.float32)
-    told, received = np.empty_like(values), np.empty_like(values)
-    encoded = list(encode_frames(values, layout, Encoding(codec, block=block), decoded=told))
-    decode_frames(b"".join(encoded), layout, received)
-    assert (bits(told) == bits(received)).all()
-    for data in encoded:
-        (frame,) = parse_frames(data)
-        assert parse_header(data[:32]).frame_size == len(data)
-        assert frame.numel <= MAX_FRAME_NUMEL
-        assert not codec.has_blocks or frame.codec is Codec.FLOAT32 or layout.is_boundary(frame.first, block)
 
 
 def test_a_frame_is_as_full_as_blocks_allow_and_never_mixes_codecs() -> None:
@@ -153,18 +130,14 @@ def test_an_empty_range_is_no_frames() -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
-@pytest.mark.parametrize("shapes", [((9, 40), (3, 50), (60,)), ((1, 1), (3, 50), (5,))])
-def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
-    codec: Codec, bad: float, shapes: tuple[tuple[int, ...], ...]
-) -> None:
-    layout = FragmentLayout("f", tuple(TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)))
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(codec: Codec, bad: float) -> None:
+    layout = FragmentLayout("f", (TensorSpec("t0", (9, 40)), TensorSpec("t1", (3, 50)), TensorSpec("t2", (60,))))
     for index, element in ((0, 0), (1, 149), (2, 3)):
         values = np.ones(layout.numel, np.float32)
         values[layout.offsets[index] + element] = bad
-        with pytest.raises(NonFiniteError, match=f"tensor=t{index}, element={element}") as caught:
+        with pytest.raises(NonFiniteError, match=f"tensor=t{index}, element={element}"):
             list(encode_frames(values, layout, Encoding(codec, block=16)))
-        assert (caught.value.tensor, caught.value.element) == (f"t{index}", element)
 
 
 @pytest.mark.parametrize("codec", [Codec.INT8, Codec.INT4])
@@ -179,36 +152,32 @@ def test_a_magnitude_that_would_overflow_is_refused(codec: Codec) -> None:
 def test_arguments_that_do_not_fit_are_refused_at_once() -> None:
     layout = FragmentLayout("f", (TensorSpec("a", (2, 50)), TensorSpec("b", (10,))))
     values = np.zeros(110, np.float32)
-    encoding = Encoding(Codec.INT4, block=16)
-    with pytest.raises(ValueError, match="float32"):
-        encode_frames(values.astype(np.float64), layout, encoding)
-    with pytest.raises(ValueError, match="float32"):
-        encode_frames(values.reshape(11, 10), layout, encoding)
-    with pytest.raises(ValueError, match="outside"):
-        encode_frames(values, layout, encoding, first=1)
-    with pytest.raises(ValueError, match="element=1, tensor=a"):
-        encode_frames(values[1:], layout, encoding, first=1)
-    with pytest.raises(ValueError, match="element=17"):
-        encode_frames(values[:17], layout, encoding)
-    with pytest.raises(ValueError, match="decoded"):
-        encode_frames(values, layout, encoding, decoded=values[:5])
+    wrongs: list[tuple[Any, dict[str, Any], str]] = [
+        (values.astype(np.float64), {}, "float32"),
+        (values.reshape(11, 10), {}, "float32"),
+        (values, {"first": 1}, "outside"),
+        (values[1:], {"first": 1}, "element=1, tensor=a"),
+        (values[:17], {}, "element=17"),
+        (values, {"decoded": values[:5]}, "decoded"),
+        (values, {"base": values[:5]}, "base"),
+    ]
+    for wrong, options, said in wrongs:
+        with pytest.raises(ValueError, match=said):
+            encode_frames(wrong, layout, Encoding(Codec.INT4, block=16), **options)
     with pytest.raises(ValueError, match="block"):
         Encoding(Codec.INT4, block=0)
 
 
-@pytest.mark.parametrize("codec", Codec)
-def test_parts_have_the_size_that_was_asked_for(codec: Codec) -> None:
-    encoding = Encoding(codec, compressor=Compressor.NONE)
-    tensors = [TensorSpec(f"t{index}", shape) for index, shape in enumerate(((3, 300_000), (700,), (999, 1000), (5,)))]
-    layout = FragmentLayout("f", tuple(tensors))
+def test_parts_have_the_size_that_was_asked_for() -> None:
+    encoding = Encoding(Codec.INT4, compressor=Compressor.NONE)
+    layout = FragmentLayout("f", (TensorSpec("a", (3, 900_000)), TensorSpec("b", (700,)), TensorSpec("c", (999, 1000))))
     values = np.random.default_rng(4).standard_normal(layout.numel).astype(np.float32)
-    asked = 200_000
     sizes = [
         sum(map(len, encode_frames(values[first : first + numel], layout, encoding, first=first)))
-        for first, numel in cut_parts(layout, encoding, asked)
+        for first, numel in cut_parts(layout, encoding, 200_000)
     ]
-    assert max(sizes) <= asked
-    assert min(sizes[:-1]) > 0.97 * asked
+    assert max(sizes) <= 200_000
+    assert min(sizes[:-1]) > 0.97 * 200_000
 
 
 def test_threads_encode_and_decode_beside_one_another() -> None:
@@ -224,16 +193,6 @@ def test_threads_encode_and_decode_beside_one_another() -> None:
     jobs = list(Codec) * 4
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(round_trip, jobs)) == [round_trip(codec) for codec in jobs]
-
-
-def make_frame(payload: bytes, **changes: Any) -> bytes:
-    """Return a frame with a right checksum whose fields are those of 40 int8 elements, apart from `changes`."""
-    fields: dict[str, Any] = {
-        "magic": b"SKF1", "codec": 3, "compressor": 0, "block": 8, "first": 0, "numel": 40,
-        "payload_size": len(payload), "raw_size": 60,
-    } | changes  # fmt: skip
-    header = HEADER.pack(*fields.values())
-    return header + struct.pack("<I", zlib.crc32(header + payload)) + payload
 
 
 def reason_of(buffer: bytes, layout: FragmentLayout = LAYOUT) -> WireReason | None:
@@ -266,12 +225,6 @@ def test_any_truncation_is_refused(fragment: Fragment, encoding: Encoding, data:
     assert caught.value.reason is WireReason.TRUNCATED
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_refused_or_ignored_but_never_crashes(noise: bytes) -> None:
-    assert (reason_of(noise) is None) == (noise == b"")
-    assert reason_of(make_frame(noise, compressor=1)) is not None
-
-
 def test_a_compressed_payload_that_declares_another_size_is_refused_before_it_is_allocated() -> None:
     bomb = zstandard.compress(bytes(2**28), 1)
     assert len(bomb) < 2**18
@@ -297,28 +250,6 @@ def test_the_largest_scales_decode_to_finite_values_whatever_the_code() -> None:
         assert np.isfinite(decode_frame(frame, layout)).all()
 
 
-def test_frames_that_leave_a_gap_overlap_or_go_past_the_range_are_refused() -> None:
-    values = np.arange(64, dtype=np.float32)
-    encoding = Encoding(Codec.INT8, block=8)
-    parts = [
-        b"".join(encode_frames(values[start:stop], LAYOUT, encoding, first=start))
-        for start, stop in ((0, 8), (8, 16), (16, 40), (40, 64))
-    ]
-    out = np.empty(40, np.float32)
-    decode_frames(b"".join(parts[:3]), LAYOUT, out)
-    for wrong, reason in (
-        (parts[0] + parts[2], WireReason.LAYOUT),
-        (parts[0] + parts[0] + parts[2], WireReason.LAYOUT),
-        (parts[1] + parts[0] + parts[2], WireReason.LAYOUT),
-        (b"".join(parts), WireReason.LAYOUT),
-        (parts[0] + parts[1], WireReason.TRUNCATED),
-        (b"", WireReason.TRUNCATED),
-    ):
-        with pytest.raises(FrameError) as caught:
-            decode_frames(wrong, LAYOUT, out)
-        assert caught.value.reason is reason
-
-
 def test_a_frame_is_refused_by_a_layout_that_is_not_its_own() -> None:
     values = np.linspace(-1, 1, 64, dtype=np.float32)
     buffer = b"".join(encode_frames(values, LAYOUT, Encoding(Codec.INT4, block=8)))
@@ -332,24 +263,14 @@ def test_a_frame_is_refused_by_a_layout_that_is_not_its_own() -> None:
     assert reason_of(buffer, other) is None
 
 
-def test_an_output_of_another_size_is_a_callers_error() -> None:
-    (frame,) = parse_frames(make_frame(bytes(60)))
-    wrongs: list[Any] = [np.empty(39, np.float32), np.empty(40, np.float64), np.empty(80, np.float32)[::2]]
-    for wrong in wrongs:
-        with pytest.raises(ValueError, match="out must be"):
-            decode_frame(frame, LAYOUT, wrong)
-
-
-def read(data: bytes, first: int, numel: int) -> None:
+def reader_reason(data: bytes, first: int = 0, numel: int = MANY.numel) -> WireReason | None:
     reader = FrameReader(first, numel)
-    reader.feed(data)
-    reader.finish()
-
-
-def reader_reason(data: bytes, first: int = 0, numel: int = MANY.numel) -> WireReason:
-    with pytest.raises(FrameError) as raised:
-        read(data, first, numel)
-    return raised.value.reason
+    try:
+        reader.feed(data)
+        reader.finish()
+    except FrameError as error:
+        return error.reason
+    return None
 
 
 @given(piece_bytes=st.integers(1, len(WHOLE) + 1), batch_numel=st.integers(1, MANY.numel + 1))
@@ -379,6 +300,7 @@ def test_only_a_frame_that_comes_in_several_pieces_is_copied() -> None:
 
 
 def test_what_does_not_follow_or_ends_early_is_refused() -> None:
+    assert reader_reason(b"") is WireReason.TRUNCATED
     assert reader_reason(WHOLE[:-1]) is WireReason.TRUNCATED
     assert reader_reason(b"".join(FRAMES[:-1])) is WireReason.TRUNCATED
     assert reader_reason(WHOLE + b"x") is WireReason.TRUNCATED
@@ -400,8 +322,4 @@ def test_what_does_not_follow_or_ends_early_is_refused() -> None:
     ],
 )
 def test_a_wrong_header_is_refused_before_any_of_its_payload_arrives(header: bytes, reason: WireReason) -> None:
-    reader = FrameReader(0, MANY.numel)
-    reader.feed(header[:-1])
-    with pytest.raises(FrameError) as raised:
-        reader.feed(header[-1:])
-    assert raised.value.reason is reason
+    assert reader_reason(header) is reason

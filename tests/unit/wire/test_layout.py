@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,10 +66,3 @@ def test_a_range_that_cuts_a_block_has_no_blocks() -> None:
     for first, numel in ((4, 16), (0, 12), (16, 21), (-8, 16), (32, 20), (0, 0)):
         with pytest.raises(ValueError, match="range"):
             blocks_of(layout, first, numel, 8)
-
-
-def test_a_fragment_of_very_many_tensors_has_its_blocks_at_once() -> None:
-    layout = FragmentLayout("f", tuple(TensorSpec(str(i), (1, 3)) for i in range(20_000)))
-    blocks = blocks_of(layout, 0, layout.numel, 2)
-    assert blocks.edges[:5].tolist() == [0, 2, 3, 5, 6]
-    assert np.unique(np.diff(blocks.edges)).tolist() == [1, 2]

@@ -71,12 +71,12 @@ class Stranger:
         from_version = int(plan.get("from_version", 0))
         assert from_version in {-1, self.version}
         weights = self.anchor.copy() if from_version >= 0 else np.zeros(self.layout.numel, np.float32)
-        for one in plan["objects"]:
-            data = (FOLDER / one["name"]).read_bytes()
-            first, numel = int(one.get("first", 0)), int(one["numel"])
-            assert len(data) == int(one["size_bytes"])
-            assert blake3(data).digest() == base64.b64decode(one["digest"])
-            if one["kind"] == "OBJECT_KIND_SNAPSHOT":
+        for stored in plan["objects"]:
+            data = (FOLDER / stored["name"]).read_bytes()
+            first, numel = int(stored.get("first", 0)), int(stored["numel"])
+            assert len(data) == int(stored["size_bytes"])
+            assert blake3(data).digest() == base64.b64decode(stored["digest"])
+            if stored["kind"] == "OBJECT_KIND_SNAPSHOT":
                 reader = TensorFileReader(self.layout, weights, first=first, numel=numel)
                 reader.feed(data)
                 reader.finish()
@@ -129,10 +129,8 @@ class Stranger:
             parts.append((first, numel, digest.digest()))
         assert delta_digest(parts).hex() == step["delta_digest"]
         assert (q == floats(step["decoded"])).all()
-        stored = step.get("query_after_cut", {}).get("parts", [])
-        assert {
-            (int(part.get("first", 0)), int(part["numel"]), base64.b64decode(part["digest"])) for part in stored
-        } <= set(parts)
+        for part in step.get("query_after_cut", {}).get("parts", []):
+            assert (int(part.get("first", 0)), int(part["numel"]), base64.b64decode(part["digest"])) in parts
         assert step["answer"]["state"] == "PUSH_STATE_ACCEPTED"
         self.in_flight, self.q = header["delta_id"], q
         self.sent_before, self.sent_until = self.sent_until, self.step_count

@@ -46,9 +46,3 @@ def test_a_much_smaller_vector_does_not_take_a_large_ones_memory() -> None:
     at = address(first)
     del first
     assert address(vector(NUMEL // 3)) != at
-
-
-def test_few_vectors_are_kept() -> None:
-    held = [vector(NUMEL) for _ in range(2 * vectors._MOST_KEPT)]
-    held.clear()
-    assert len(vectors._kept) == vectors._MOST_KEPT

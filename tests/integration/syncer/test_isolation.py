@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from skerry import RunsClient
 from skerry.v1 import runs_pb2 as runs
 from skerry_syncer.server import serving
+from skerry_syncer.store.log.entries import FORMAT
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.raw_learner import Stubs, attached, connected, create_run, delta_values, pull, refused
@@ -109,18 +110,31 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         await learner.event("version_committed")
 
 
-async def test_a_run_that_was_damaged_and_repaired_is_served_again(store_url: str) -> None:
+@pytest.mark.parametrize(
+    ("entry", "reason", "code"),
+    [
+        (b"no entry", "STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS),
+        (b'{"format":%d}' % (FORMAT + 1), "NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE),  # is read elsewhere
+    ],
+)
+async def test_a_run_whose_log_can_not_be_followed_says_so_and_is_served_again_once_it_can(
+    store_url: str, entry: bytes, reason: str, code: grpc.StatusCode
+) -> None:
     async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs)
+        await create_run(stubs, "other")
         learner = await attached(stubs, run)
         log = Path(urlsplit(store_url).path) / "runs" / run.name / run.uid / "log"
-        harm = log / f"{max(int(entry.name) for entry in log.iterdir()) + 1:020}"
-        harm.write_bytes(b"no entry")
-        with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
+        harm = log / f"{max(int(path.name) for path in log.iterdir()) + 1:020}"
+        whole = log.with_name("entry")  # the replica looks at the folder all the time
+        whole.write_bytes(entry)
+        whole.rename(harm)
+        with refused(reason, code):
             await learner.event("version_committed")
         for _ in range(2):
-            with refused("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS):
-                await stubs.runs.GetRun(runs.GetRunRequest(name=run.name, run_uid=run.uid))
+            with refused(reason, code):
+                await learner.attach()
+        assert await listed(stubs) == ["other"]
         harm.unlink()
         again = await attached(stubs, run)
         await again.advance()

@@ -1,4 +1,4 @@
-"""What Prometheus finds: a scrape of a real server and of a real learner, and the names that alerts ask for."""
+"""What Prometheus finds: a scrape of a real server, a learner's metrics, and the names that alerts ask for."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry import ArrayLearner, PoisonedError, Stats
+from skerry import PoisonedError, Stats
 from skerry.cli.main import cli
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.exposition import exposed
 from skerry.v1 import runs_pb2 as runs
 from skerry_learner.command import learn
 from skerry_learner.exposition import LearnerMetrics
 from skerry_syncer.run.metrics import _GAUGES, MeasuredObjects, SyncerMetrics
-from skerry_syncer.server import SyncerServer, serving
+from skerry_syncer.server import serving
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
-from tests.support.quadratic import QUICK, Quadratic, train_until
 from tests.support.raw_learner import (
     LONG,
     attached,
@@ -153,29 +151,21 @@ def _counted(metrics: SyncerMetrics, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels.values()): sample.value for sample in samples if sample.value}
 
 
-async def test_a_scrape_of_a_learner_tells_what_it_exchanges(server: SyncerServer) -> None:
-    samples = await asyncio.to_thread(_learner_samples, f"127.0.0.1:{server.port}")
-    us = ("fit", "us")
-    assert samples("skerry_learner_steps_total", *us) >= QUICK.inner_step_count
-    assert samples("skerry_learner_deltas_merged_total", *us) >= 1
-    assert samples("skerry_learner_sent_bytes_total", *us) > 0
-    assert samples("skerry_learner_attached", *us) == 1
-    assert samples("skerry_learner_stopped", *us, "") == 0
-
-
-def _learner_samples(target: str) -> Samples:
-    problem = Quadratic()
-    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
-        train_until([(problem, learner)], lambda: min(learner.stats.versions.values()) >= 1)
-        with exposed(LearnerMetrics(learner, run="fit", learner_id="us"), "127.0.0.1:0") as url:
-            return asyncio.run(scraped(url))
-
-
-def test_what_was_not_merged_has_its_cause_for_a_label() -> None:
-    stats = Stats(causes={"quarantined: norm is an outlier": 30}, problem=PoisonedError("QUARANTINED", "delta"))
+def test_a_learners_metrics_have_its_counts_and_the_cause_of_what_was_not_merged() -> None:
+    stats = Stats(
+        step_count=9,
+        is_attached=True,
+        versions={"body": 3},
+        causes={"quarantined: norm is an outlier": 30},
+        problem=PoisonedError("QUARANTINED", "delta"),
+    )
     learner = SimpleNamespace(stats=stats, progress=None, failure=None)
     metrics = LearnerMetrics(cast("Any", learner), run="fit", learner_id="us").collect()
     values = {(sample.name, *sample.labels.values()): sample.value for metric in metrics for sample in metric.samples}
+    assert values["skerry_learner_steps_total", "fit", "us"] == 9
+    assert values["skerry_learner_attached", "fit", "us"] == 1
+    assert values["skerry_learner_stopped", "fit", "us", ""] == 0
+    assert values["skerry_learner_version", "fit", "us", "body"] == 3
     assert values["skerry_learner_deltas_not_merged_total", "fit", "us", "quarantined: norm is an outlier"] == 30
     assert values["skerry_learner_problem", "fit", "us", "QUARANTINED"] == 1
 

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -16,7 +14,6 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
-from skerry_syncer.store.log.entries import FORMAT, Entry, bytes_digest
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.raw_learner import (
@@ -142,25 +139,3 @@ async def test_what_a_learner_reports_to_one_replica_is_seen_on_the_others(
         for stubs in replicas:
             while [seen.report.step_count for seen in (await stubs.runs.GetRun(request)).learners] != [17, 18, 19]:
                 await asyncio.sleep(0.05)
-
-
-async def test_a_replica_that_is_too_old_for_a_run_sends_its_learners_elsewhere(store_url: str) -> None:
-    async with serving(open_objects(store_url), LOCAL) as server, connected(server.port) as stubs:
-        run, _ = await create_run(stubs)
-        await create_run(stubs, "other")
-        learner = await attached(stubs, run)
-        folder = Path(urlsplit(store_url).path) / "runs" / "demo" / run.uid / "log"
-        newest = max(folder.iterdir())
-        position = int(newest.name) + 1
-        digest = bytes_digest(newest.read_bytes())
-        newer = Entry(position, run.uid, digest, "newer", "0" * 32, 0.0, (), FORMAT + 1)
-        whole = folder.with_name("entry")  # the replica looks at the folder all the time
-        whole.write_bytes(newer.to_bytes())
-        whole.rename(folder / f"{position:020}")
-        with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
-            await learner.event("version_committed")
-        for _ in range(2):
-            with refused("NEWER_FORMAT", grpc.StatusCode.UNAVAILABLE):
-                await learner.attach()
-        listed = await stubs.runs.ListRuns(runs.ListRunsRequest())
-        assert [listed_run.name for listed_run in listed.runs] == ["other"]

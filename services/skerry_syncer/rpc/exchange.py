@@ -29,7 +29,7 @@ from skerry_syncer.run.push import Push, begin_push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.checkpoints import newest_state
-from skerry_syncer.store.log.entries import ObjectRef, SessionItem
+from skerry_syncer.store.log.entries import Fate, ObjectRef, SessionItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
@@ -60,10 +60,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_enrolled(replica.state.policy)
         await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
-            open_rounds = replica.open_rounds()
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
-            for event in open_rounds:
-                yield v1.AttachResponse(event=event)
             async with running(self._take_reports(replica, hello, request_iterator, stream)):
                 while (news := await stream.get()) is not None:
                     yield v1.AttachResponse(event=news)
@@ -119,10 +116,11 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             await push.all_stored()
         finally:
             await push.abandon()
-        if push.known is None:
-            return v1.PushDeltaResponse(state=v1.PUSH_STATE_PARTS_STORED, position=replica.state.position)
+        delta = push.known
         return v1.PushDeltaResponse(
-            state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(push.known), position=replica.state.position
+            state=v1.PUSH_STATE_ACCEPTED if delta else v1.PUSH_STATE_PARTS_STORED,
+            fate=None if delta is None else fate_message(delta),
+            position=replica.state.position,
         )
 
     async def _next(self, push: Push, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaRequest | None:
@@ -148,13 +146,11 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         if request.delta_id not in replica.state.deltas:
             await replica.log.tail()
         delta = replica.state.deltas.get(request.delta_id)
-        if delta is not None:
-            return v1.QueryPushResponse(
-                state=v1.PUSH_STATE_ACCEPTED, fate=fate_message(delta), position=replica.state.position
-            )
-        parts = await replica.blobs.list_parts(request.fragment, request.delta_id)
+        parts = [] if delta else await replica.blobs.list_parts(request.fragment, request.delta_id)
+        unaccepted = v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED
         return v1.QueryPushResponse(
-            state=v1.PUSH_STATE_PARTS_STORED if parts else v1.PUSH_STATE_UNSPECIFIED,
+            state=v1.PUSH_STATE_ACCEPTED if delta else unaccepted,
+            fate=None if delta is None else fate_message(delta),
             parts=[
                 v1.StoredPart(first=part.ref.first, numel=part.ref.numel, digest=bytes.fromhex(part.ref.digest))
                 for part in parts
@@ -246,19 +242,11 @@ def _client(context: Any) -> str:
 
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     state = replica.state
-    waiting = [
-        delta
-        for _, fragment in sorted(state.fragments.items())
-        for delta in (
-            *fragment.pending.values(),
-            *((state.deltas[m.delta] for m in fragment.closing.members) if fragment.closing else ()),
-        )
-        if delta.item.learner == learner
-    ]
+    pending = [delta for delta in state.deltas.values() if delta.fate is Fate.PENDING and delta.item.learner == learner]
     return v1.Attached(
         run=run_message(state),
         lease_term=duration_message(state.policy.lease_term_s),
-        pending=map(fate_message, waiting),
+        pending=map(fate_message, pending),
         run_step_count=state.step_count,
     )
 
@@ -267,13 +255,9 @@ async def _plan(
     replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest
 ) -> tuple[PullPlan, Resume]:
     """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
-    for name, value, least in (
-        ("from_version", request.from_version, -1),
-        ("target_version", request.target_version, 0),
-        ("limit_bytes", request.limit_bytes, 0),
-    ):
-        if value < least:
-            raise bad_request(f"{name} must be at least {least}. {name}={value}")
+    if request.from_version < -1 or request.target_version < 0 or request.limit_bytes < 0:
+        facts = f"target_version={request.target_version}, limit_bytes={request.limit_bytes}"
+        raise bad_request(f"a number is too small. from_version={request.from_version}, {facts}")
     target = fragment.version if request.is_newest and not request.HasField("resume") else request.target_version
     if max(target, request.from_version) not in fragment.versions:
         await replica.log.tail()

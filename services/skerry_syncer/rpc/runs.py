@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from skerry.runtime.logs import get_logger
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
@@ -33,6 +36,7 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log.entries import RunSpec
 
+_Message = TypeVar("_Message", bound=Message)
 _LOG: Final = get_logger(__name__)
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
@@ -119,18 +123,13 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             async with opening:
                 return await self._listed(name, uid)
 
-        runs: list[types_pb2.Run] = []
-        size_bytes = 0
-        token = ""
-        for run in await asyncio.gather(*(listed(name, uid) for name, uid in names[:count])):
-            if run is None:
-                continue
-            size_bytes += run.ByteSize()
-            if runs and size_bytes > _PAGE_BYTES:
-                return runs_pb2.ListRunsResponse(runs=runs, next_page_token=token)
-            runs.append(run)
-            token = run.name
-        return runs_pb2.ListRunsResponse(runs=runs, next_page_token=names[count - 1][0] if len(names) > count else "")
+        answers = await asyncio.gather(*(listed(name, uid) for name, uid in names[:count]))
+        runs = [run for run in answers if run is not None]
+        page = _page(runs)
+        token = names[count - 1][0] if len(names) > count else ""
+        if len(page) < len(runs):
+            token = page[-1].name
+        return runs_pb2.ListRunsResponse(runs=page, next_page_token=token)
 
     async def _listed(self, name: str, uid: str) -> types_pb2.Run | None:
         """Returns the run as it is now, or None where it is to be left out of a listing.
@@ -161,14 +160,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         fragment = fragment_of(replica.state, request.fragment)
         before = request.before_version or fragment.version + 1
         numbers = sorted((number for number in fragment.versions if number < before), reverse=True)[:count]
-        versions: list[runs_pb2.VersionRecord] = []
-        size_bytes = 0
-        for number in numbers:
-            record = version_record(replica.state, fragment, fragment.versions[number])
-            size_bytes += record.ByteSize()
-            if versions and size_bytes > _PAGE_BYTES:
-                break
-            versions.append(record)
+        versions = _page(version_record(replica.state, fragment, fragment.versions[number]) for number in numbers)
         return runs_pb2.ListVersionsResponse(versions=versions, position=replica.state.position)
 
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
@@ -203,6 +195,17 @@ def _layout_of(
     unpack_layout(request)
     layouts, dtypes = layouts_from_messages(request.tensors, request.fragments)
     return layouts, dtypes, untrained_from_messages(request.untrained)
+
+
+def _page(messages: Iterable[_Message]) -> list[_Message]:
+    """Returns the first of the messages, at least one if there are any, and as many as fit an answer."""
+    page, size_bytes = list[_Message](), 0
+    for message in messages:
+        size_bytes += message.ByteSize()
+        if page and size_bytes > _PAGE_BYTES:
+            break
+        page.append(message)
+    return page
 
 
 def _page_size(asked: int) -> int:

@@ -155,11 +155,17 @@ class RunReplica:
 
     @contextmanager
     def attached(self, learner: str, session: str) -> Iterator[EventStream]:
-        """Yields the stream of an attached learner's events, for as long as the context lasts."""
+        """Yields the stream of an attached learner's events, first of the rounds that are open.
+
+        It lasts as long as the context.
+        """
         with self.followers.following(learner, session) as stream:
             if self.state.learners[learner].session != session:  # fenced since its own entry was folded
                 stream.end(fenced(learner))
             self._end_if_closed()  # likewise
+            for fragment, version in self._open_rounds:
+                opened = RoundOpened(fragment=fragment, version=version)
+                stream.put(Event(position=self.state.position, round_opened=opened))
             self._send_learner(learner)
             yield stream
 
@@ -187,13 +193,6 @@ class RunReplica:
     def view(self) -> MembershipView:
         """Returns which learners are live now, and what they reported last."""
         return self.leases.view(self.state, self._clock.monotonic_s())
-
-    def open_rounds(self) -> list[Event]:
-        """Returns the events of the rounds that are open now, for a learner that attaches."""
-        return [
-            Event(position=self.state.position, round_opened=RoundOpened(fragment=fragment, version=version))
-            for fragment, version in self._open_rounds
-        ]
 
     async def closed(self) -> None:
         """Returns when the run is closed.

@@ -29,24 +29,36 @@ from tests.e2e.trainers.two_islands import assert_merged, train_two_islands
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
 
-class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
-    """Keeps the learner's counts after each batch, and ends training as told after some of them."""
+class _Batches(lightning.Callback):  # type: ignore[misc]  # untyped
+    """Calls a function before or after each batch, with the trainer and the module."""
 
-    def __init__(self, skerry: SkerryCallback, fail_after: int = -1, failure: BaseException | None = None) -> None:
+    def __init__(self, *, before: Any = lambda *_: None, after: Any = lambda *_: None) -> None:
+        self._before, self._after = before, after
+
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        self._before(trainer, module)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        self._after(trainer, module)
+
+
+class _Spy(_Batches):
+    """Keeps the learner, and its counts after each batch."""
+
+    def __init__(self, skerry: SkerryCallback) -> None:
+        super().__init__(after=self._look)
         self.skerry = skerry
+        self.learner: Any = None
         self.counts: list[tuple[int, int]] = []
         self.logged: dict[str, Any] = {}
         self.planned = -1
-        self._fail_after, self._failure = fail_after, failure
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        assert self.skerry.learner is not None
-        stats = self.skerry.learner.stats
-        self.counts.append((stats.step_count, stats.token_count))
-        self.planned = self.skerry.learner.planned_step_count
-        self.logged |= trainer.logged_metrics
-        if len(self.counts) == self._fail_after:
-            raise cast("BaseException", self._failure)
+    def _look(self, trainer: Any, _: Any) -> None:
+        if self.skerry.learner is not None:
+            self.learner = self.skerry.learner
+            self.counts.append((self.learner.stats.step_count, self.learner.stats.token_count))
+            self.planned = self.learner.planned_step_count
+            self.logged |= trainer.logged_metrics
 
 
 def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = None, **options: Any) -> lightning.Trainer:
@@ -85,42 +97,34 @@ def test_accumulated_batches_are_one_step_of_a_run_with_the_trainers_length(targ
 
 @pytest.mark.parametrize("failure", [OSError("the data are gone"), KeyboardInterrupt()])
 def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None:
+    def fail(*_: Any) -> None:
+        if len(spy.counts) == 3:
+            raise failure
+
     skerry = _callback(target, policy=Policy(inner_step_count=1000))
-    kept: list[Any] = []
-
-    class _Keeper(_Spy):
-        def on_exception(self, *_: Any) -> None:
-            assert self.skerry.learner is None  # it was the first to hear of it, and has left
-
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            kept[:] = [self.skerry.learner]
-            super().on_train_batch_end(trainer)
-
+    spy = _Spy(skerry)
     with pytest.raises((OSError, SystemExit)):
-        _fit(Rotation(), skerry, _Keeper(skerry, 3, failure))
-    assert kept[0].stats.step_count == 3
-    assert kept[0].stats.unsent_step_count == 0
-    assert kept[0].stats.deltas_acknowledged > 0
+        _fit(Rotation(), skerry, spy, _Batches(before=fail))
+    assert skerry.learner is None
+    assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (3, 0)
+    assert spy.learner.stats.deltas_acknowledged > 0
 
 
 @pytest.mark.parametrize("leaves_on_signal", [True, False])  # Lightning itself handles SIGTERM, with one process
 def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
     target: str, *, leaves_on_signal: bool
 ) -> None:
-    kept: list[Any] = []
-
-    class _Signalled(lightning.Callback):  # type: ignore[misc]  # untyped
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 3:
-                kept.append(skerry.learner)
-                signal.raise_signal(signal.SIGTERM)
+    def end(trainer: Any, _: Any) -> None:
+        if trainer.global_step == 3:
+            signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     skerry = _callback(target, policy=Policy(inner_step_count=1000), leave_on_signal=leaves_on_signal)
+    spy = _Spy(skerry)
     with pytest.raises(SystemExit) as ended:
-        _fit(Rotation(), skerry, _Signalled())
+        _fit(Rotation(), skerry, spy, _Batches(before=end))
     assert ended.value.code in {None, 128 + signal.SIGTERM}
-    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
+    assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (4, 0)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -146,57 +150,48 @@ class _Finetuned(lightning.LightningModule):  # type: ignore[misc]  # untyped
         return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(
-    "averaging",
+    ("averaging", "is_first"),
     [
-        WeightAveraging,
-        lambda: EMAWeightAveraging(decay=0.9),
-        lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, device=None),
+        (WeightAveraging, True),
+        (lambda: EMAWeightAveraging(decay=0.9), False),
+        (lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, device=None), True),
+        (lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, device=None), False),
     ],
-    ids=["WeightAveraging", "EMA", "SWA"],
 )
 def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
     target: str, averaging: Any, *, is_first: bool
 ) -> None:
-    class _Trained(lightning.Callback):  # type: ignore[misc]  # untyped
-        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-            if skerry.learner is not None:
-                learners[:] = [skerry.learner]
-                trained[:] = [module.head.weight.detach().clone()]
+    def keep(_: Any, module: Any) -> None:
+        if skerry.learner is not None:
+            trained[:] = [module.head.weight.detach().clone()]
 
-    learners: list[Any] = []
     trained: list[torch.Tensor] = []
     exact = Encoding(Codec.FLOAT32)
     policy = replace(
         POLICY, outer=OuterOptimizer(learning_rate=1.0, momentum=0.0), delta_encoding=exact, update_encoding=exact
     )
     skerry, average, module = _callback(target, policy=policy), averaging(), _Finetuned()
-    _fit(module, *([skerry, average] if is_first else [average, skerry]), _Trained(), max_epochs=4)
-    (learner,) = learners
-    assert learner.failure is None
-    assert (learner.stats.step_count, learner.stats.unsent_step_count) == (32, 0)
+    spy = _Spy(skerry)
+    _fit(module, *([skerry, average] if is_first else [average, skerry]), spy, _Batches(after=keep), max_epochs=4)
+    assert spy.learner.failure is None
+    assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (32, 0)
     mean = average._average_model
     averaged = dict(getattr(mean, "module", mean).named_parameters())["head.weight"]
     assert torch.equal(module.head.weight, averaged)
-    run = torch.from_numpy(learner.merged_weights()["head.weight"])
+    run = torch.from_numpy(spy.learner.merged_weights()["head.weight"])
     torch.testing.assert_close(run, trained[0])
     assert (run - averaged).abs().max() > 1e-3
 
 
 def test_layers_that_are_unfrozen_during_training_take_part(target: str) -> None:
-    kept: list[Any] = []
-
-    class _Seen(_Spy):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            kept[:] = [self.skerry.learner]
-
     skerry, module = _callback(target), _Finetuned()
+    spy = _Spy(skerry)
     began = {name: one.detach().clone() for name, one in module.named_parameters()}
     unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=2, backbone_initial_lr=0.01)
-    _fit(module, unfreezing, skerry, _Seen(skerry), max_epochs=4)
-    assert kept[0].failure is None
-    assert kept[0].stats.deltas_dropped == 0
+    _fit(module, unfreezing, skerry, spy, max_epochs=4)
+    assert spy.learner.failure is None
+    assert spy.learner.stats.deltas_dropped == 0
     assert_merged(target, "pl", dict(module.named_parameters()))
     assert all(not torch.equal(one, began[name]) for name, one in module.named_parameters())
 
@@ -214,23 +209,22 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
 
 
 def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
-    class _Killed(lightning.Callback):  # type: ignore[misc]  # untyped
-        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-            assert skerry.learner is not None
-            seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
-            weights.append([one.detach().clone() for one in module.parameters()])
-            if trainer.global_step == 2 and len(seen) == 3:
-                trainer.save_checkpoint(tmp_path / "last.ckpt")
-            if len(seen) > 3:
-                skerry.learner.close()  # as a kill: nothing is sent
-                raise OSError("the machine is gone")
+    def look(trainer: Any, module: Any) -> None:
+        assert skerry.learner is not None
+        seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
+        weights.append([one.detach().clone() for one in module.parameters()])
+        if trainer.global_step == 2 and len(seen) == 3:
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+        if len(seen) > 3:
+            skerry.learner.close()  # as a kill: nothing is sent
+            raise OSError("the machine is gone")
 
     seen: list[tuple[int, int]] = []
     weights: list[list[torch.Tensor]] = []
     for path in (None, tmp_path / "last.ckpt"):
         skerry = _callback(target, policy=Policy(inner_step_count=1000))
         with pytest.raises(OSError, match="the machine"):
-            _fit(Rotation(), skerry, _Killed(), path=path)
+            _fit(Rotation(), skerry, _Batches(before=look), path=path)
     assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
     assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    EarlyStoppingCallback,
     LlamaForCausalLM,
     Trainer,
     TrainerCallback,
@@ -78,26 +75,19 @@ def test_two_islands_one_is_killed_and_the_merged_model_loads(target: str, tmp_p
     assert loaded(input_ids=row, labels=row).loss.item() < 3.0  # untrained it is log 64 = 4.2
 
 
-def test_accumulated_batches_are_one_step_and_tokens_are_counted(target: str, tmp_path: Path) -> None:
-    skerry = _callback(target)
-    spy = _Spy(skerry)
-    trainer = _train(tmp_path, skerry, spy, gradient_accumulation_steps=3)
-    assert spy.counts == [(step, step * 3 * 2 * 8) for step in range(6)]
-    assert spy.planned == 6
+@pytest.mark.parametrize(("options", "token_count"), [({}, 3 * 2 * 8), ({"tokens_per_step": 5}, 5)])
+def test_accumulated_batches_are_one_step_and_trackers_get_its_numbers(
+    target: str, tmp_path: Path, options: dict[str, int], token_count: int
+) -> None:
+    skerry = _callback(target, **options)
+    tracker = _Spy(skerry)  # before Skerry's callback, where the trainer has those of `report_to`
+    trainer = _train(tmp_path, tracker, skerry, gradient_accumulation_steps=3)
+    assert tracker.counts == [(step, step * token_count) for step in range(6)]
+    assert tracker.planned == 6
     assert skerry.learner is None
-    merged = [log["skerry/deltas_merged"] for log in spy.logs if "skerry/version" in log]
-    assert len(merged) >= 5
+    # The trainer's log of the last step comes after the learner has left.
+    assert [log["skerry/unsent_step_count"] is not None for log in tracker.logs[:5]] == [True] * 5
     assert any("skerry/version" in entry for entry in trainer.state.log_history)
-
-
-def test_a_given_count_of_tokens_needs_no_counting(target: str, tmp_path: Path) -> None:
-    skerry = _callback(target, tokens_per_step=5)
-    spy = _Spy(skerry)
-    trainer = _train(tmp_path, skerry, spy)
-    assert spy.counts == [(step, step * 5) for step in range(6)]
-    assert trainer.args.include_num_input_tokens_seen == "no"
-    trainer.train()
-    assert len(trainer.callback_handler.callbacks) == len(set(map(id, trainer.callback_handler.callbacks)))
 
 
 def test_a_model_whose_tokens_are_not_counted_is_refused(target: str, tmp_path: Path) -> None:
@@ -147,47 +137,45 @@ def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tm
     assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
 
 
-def test_an_early_stop_loses_no_step(target: str, tmp_path: Path) -> None:
-    kept: list[Any] = []
-
-    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_evaluate(self, _: Any, __: Any, control: Any, **___: Any) -> None:
-            kept.append(skerry.learner)
-            control.should_training_stop = True
-
-    skerry = _callback(target, policy=None)
-    trainer = _train(tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=True, eval_strategy="steps",
-        eval_steps=3, save_steps=3,
-    )  # fmt: skip
-    assert trainer.state.global_step == 3
-    assert skerry.learner is None
-    assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (3, 0)
-    assert kept[0].failure is None
+_BY_EPOCH: dict[str, Any] = {
+    "per_device_train_batch_size": 16, "eval_strategy": "epoch", "save_strategy": "epoch",
+    "metric_for_best_model": "eval_loss",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("loads_best", [True, False])
-def test_an_early_stop_at_the_end_of_an_epoch_loses_no_step(
-    target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, loads_best: bool
+@pytest.mark.parametrize(
+    ("stops_after", "loads_best", "options"),
+    [
+        (3, True, {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "metric_for_best_model": "eval_loss"}),
+        (8, True, _BY_EPOCH),
+        (8, False, _BY_EPOCH),
+    ],
+)
+def test_an_early_stop_loses_no_step(
+    target: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    stops_after: int,
+    options: dict[str, Any],
+    *,
+    loads_best: bool,
 ) -> None:
     kept: list[Any] = []
 
-    class _Keeper(TrainerCallback):  # type: ignore[misc]  # untyped
-        def on_evaluate(self, *_: Any, **__: Any) -> None:
+    class _Stopping(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_evaluate(self, _: Any, state: Any, control: Any, **__: Any) -> None:
             kept.append(skerry.learner)
+            control.should_training_stop = state.global_step == stops_after
 
     skerry = _callback(target, policy=None)
-    trainer = _train(tmp_path, skerry, _Keeper(), EarlyStoppingCallback(1, 1e9), max_steps=100,
-        per_device_train_batch_size=16, eval_strategy="epoch", save_strategy="epoch",
-        load_best_model_at_end=loads_best, metric_for_best_model="eval_loss",
-    )  # fmt: skip
-    assert trainer.state.global_step == 8
+    trainer = _train(tmp_path, skerry, _Stopping(), max_steps=100, load_best_model_at_end=loads_best, **options)
+    assert trainer.state.global_step == stops_after
     assert skerry.learner is None
-    assert (kept[1].stats.step_count, kept[1].stats.unsent_step_count) == (8, 0)
+    assert (kept[-1].stats.step_count, kept[-1].stats.unsent_step_count) == (stops_after, 0)
     assert "the last work is not in the run" not in caplog.text
     if loads_best:
         saved = LlamaForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
-        for ours, theirs in zip(trainer.model.parameters(), saved.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
+        assert all(map(torch.equal, trainer.model.parameters(), saved.parameters()))
     else:
         assert_merged(target, "hf", dict(trainer.model.named_parameters()))
 
@@ -218,16 +206,26 @@ def test_wrong_options_and_missing_runs_are_said_before_training(target: str, tm
         _train(tmp_path, SkerryCallback(target=target, run="absent"))
 
 
-def test_leaving_after_an_exception_loses_no_step(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_handled", [True, False])
+def test_an_error_loses_no_step(target: str, tmp_path: Path, *, is_handled: bool) -> None:
+    def fail(step: int, _: Any) -> None:
+        if step == 3:
+            raise OSError("the data are gone")
+
+    before = sys.excepthook
     skerry = _callback(target, policy=None)
-    with pytest.raises(OSError, match="the data"):
-        _train(tmp_path, skerry, _BeforeSteps(lambda step, _: _fail(OSError) if step == 3 else None))
+    with pytest.raises(OSError, match="the data") as failed:
+        _train(tmp_path, skerry, _BeforeSteps(fail))
     learner = skerry.learner
     assert learner is not None
     assert learner.stats.unsent_step_count == 3
-    skerry.leave()
-    skerry.leave()
+    if is_handled:
+        skerry.leave()
+        skerry.leave()
+    else:
+        sys.excepthook(failed.type, failed.value, failed.tb)  # as Python does at the end of the process
     assert learner.stats.unsent_step_count == 0
+    assert sys.excepthook is before
 
 
 def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target: str, tmp_path: Path) -> None:
@@ -245,40 +243,3 @@ def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(target
     assert ended.value.code == 128 + signal.SIGTERM
     assert (kept[0].stats.step_count, kept[0].stats.unsent_step_count) == (4, 0)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-_FAILS = """
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from tests.e2e.trainers.test_transformers import fail_at_step
-fail_at_step(3, {kind}, sys.argv[1], Path(sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize("kind", ["OSError", "KeyboardInterrupt"])
-def test_an_error_that_ends_the_process_loses_no_step(target: str, tmp_path: Path, kind: str) -> None:
-    command = [sys.executable, "-c", _FAILS.format(kind=kind), target, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode != 0
-    assert "the data are gone" in done.stderr
-    assert done.stdout.splitlines()[-1] == "steps=3, unsent=0"
-
-
-def fail_at_step(step: int, kind: type[BaseException], target: str, folder: Path) -> None:
-    """Trains until it fails, as a script would that knows only of the callback."""
-
-    def fail(number: int, _: Any) -> None:
-        if number == step:
-            atexit.register(say, skerry.learner)
-            _fail(kind)
-
-    def say(learner: Any) -> None:
-        print(f"steps={learner.stats.step_count}, unsent={learner.stats.unsent_step_count}")
-
-    skerry = _callback(target, policy=None)
-    _train(folder, skerry, _BeforeSteps(fail))
-
-
-def _fail(kind: type[BaseException]) -> None:
-    raise kind("the data are gone")

@@ -20,7 +20,7 @@ from skerry_learner.corpus import Corpus, load_corpus
 from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
 from skerry_learner.model import Gpt
 from skerry_learner.schedule import learning_rate
-from skerry_learner.settings import MODEL_CONFIGS, OptimizerSettings
+from skerry_learner.settings import MODEL_CONFIGS
 
 MODEL: Final = MODEL_CONFIGS["nano"]
 BATCH_SIZE: Final = 8
@@ -54,7 +54,7 @@ class InnerTraining:
 
     def __init__(self, inner: Inner, *, seed: int) -> None:
         """Draws the initial weights from `seed`."""
-        self._settings = OptimizerSettings(name=inner.optimizer, peak_rate=inner.peak_rate)
+        self._name = inner.optimizer
         torch.manual_seed(seed)
         self.model = Gpt(MODEL)
         if inner.rank:
@@ -67,7 +67,7 @@ class InnerTraining:
 
     def forget(self) -> None:
         """Starts the inner optimizer anew, as a process without a checkpoint does."""
-        self._optimizer: InnerOptimizer = make_optimizer(self.model, self._settings)
+        self._optimizer: InnerOptimizer = make_optimizer(self.model, self._name)
 
     def scale_rate(self, factor: float) -> None:
         """Makes every rate of the schedule `factor` times as high."""
@@ -76,8 +76,7 @@ class InnerTraining:
     def step(self, batch: Batch, position: float) -> float:
         """Takes one step, `position` steps into the learning rate's schedule, and returns the batch's loss."""
         rate = learning_rate(position, peak=self._peak_rate, warmup_steps=WARMUP_STEPS, horizon_steps=self._step_count)
-        norm_limit = self._settings.gradient_norm_limit
-        loss, _ = inner_step(self.model, self._optimizer, batch, rate=rate, norm_limit=norm_limit)
+        loss, _ = inner_step(self.model, self._optimizer, batch, rate=rate)
         return float(loss)
 
     def judge(self, data: str = PYTHON) -> float:

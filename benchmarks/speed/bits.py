@@ -24,7 +24,7 @@ from skerry_learner.batches import BatchSampler
 from skerry_learner.corpus import load_corpus
 from skerry_learner.inner_training import inner_step, make_optimizer
 from skerry_learner.model import Gpt
-from skerry_learner.settings import MODEL_CONFIGS, OptimizerSettings
+from skerry_learner.settings import MODEL_CONFIGS
 
 _LEARNERS: Final = 2
 _BATCH: Final = 8
@@ -41,13 +41,13 @@ class Trainer:
         self.model = Gpt(config)
         tokens = load_corpus(None, shard=(number + 1, _LEARNERS)).train
         self._batches = BatchSampler(tokens, config, batch_size=_BATCH, seed=SEED, learner=f"learner-{number}")
-        self._optimizer = make_optimizer(self.model, OptimizerSettings(peak_rate=_RATE))
+        self._optimizer = make_optimizer(self.model)
         self._count = 0
 
     def step(self) -> int:
         """Takes one step and returns its tokens."""
         batch = self._batches.batch(self._count)
-        inner_step(self.model, self._optimizer, batch, rate=_RATE, norm_limit=1.0)
+        inner_step(self.model, self._optimizer, batch, rate=_RATE)
         self._count += 1
         return batch.token_count
 

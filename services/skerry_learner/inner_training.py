@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from skerry_learner.batches import Batch
 from skerry_learner.model import Gpt
-from skerry_learner.settings import OptimizerSettings
+
+_BETAS: Final = (0.9, 0.95)
+_NORM_LIMIT: Final = 1.0  # of the gradient
 
 
 class InnerOptimizer:
@@ -41,8 +43,8 @@ class InnerOptimizer:
             part.load_state_dict(state)
 
 
-def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
-    """The optimizer of `settings` for all of `model`'s parameters.
+def make_optimizer(model: Gpt, name: str = "adamw", *, weight_decay: float = 0.1) -> InnerOptimizer:
+    """The optimizer `adamw` or `muon` for all of `model`'s parameters.
 
     `muon` orthogonalises the momentum of the blocks' matrices. Embeddings and norm gains are trained with AdamW. Muon's
     updates are scaled to AdamW's size, so both use the same learning rate.
@@ -51,26 +53,23 @@ def make_optimizer(model: Gpt, settings: OptimizerSettings) -> InnerOptimizer:
     """
     parameters = dict(model.named_parameters())
     muon: list[torch.optim.Optimizer] = []
-    if settings.name == "muon":
+    if name == "muon":
         hidden = [name for name, value in parameters.items() if value.ndim > 1 and name.startswith("blocks.")]
         muon = [
             torch.optim.Muon(
                 [parameters.pop(name) for name in hidden],
-                weight_decay=settings.weight_decay,
+                weight_decay=weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
         ]
     groups = [
-        {"params": [value for value in parameters.values() if value.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [value for value in parameters.values() if value.ndim > 1], "weight_decay": weight_decay},
         {"params": [value for value in parameters.values() if value.ndim <= 1], "weight_decay": 0.0},  # gains of norms
     ]
-    betas = (settings.beta1, settings.beta2)
-    return InnerOptimizer([torch.optim.AdamW(groups, betas=betas, fused=True), *muon])
+    return InnerOptimizer([torch.optim.AdamW(groups, betas=_BETAS, fused=True), *muon])
 
 
-def inner_step(
-    model: Gpt, optimizer: InnerOptimizer, batch: Batch, *, rate: float, norm_limit: float
-) -> tuple[Tensor, Tensor]:
+def inner_step(model: Gpt, optimizer: InnerOptimizer, batch: Batch, *, rate: float) -> tuple[Tensor, Tensor]:
     """Trains `model` on one batch and returns (mean loss in nats a token, gradient norm before clipping), both scalars.
 
     If the norm is not finite the weights are not changed, because the run would merge the bad values.
@@ -78,7 +77,7 @@ def inner_step(
     with autocast(batch.tokens.device):
         loss = model.loss(batch.tokens, batch.targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), norm_limit)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _NORM_LIMIT)
     if torch.isfinite(norm):
         optimizer.step(rate)
     model.zero_grad()

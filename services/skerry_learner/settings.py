@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import click
+
+from skerry.net.tls import Insecure, Tls
+from skerry.runtime.options import ADDRESS, INPUT, INPUT_FILE, OUTPUT_FOLDER, Count, Number, Parsed
+from skerry.wire.layout import check_name
+
+# Of their working folders, unless --work-dir says otherwise.
+LEARNERS: Final = Path("build", "learners")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -35,48 +47,118 @@ MODEL_CONFIGS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """The inner optimizer and its learning rate, whose schedule takes `horizon_steps`."""
+def _shard(text: str) -> tuple[int, int]:
+    written = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if written is None or not 1 <= int(written[1]) <= int(written[2]):
+        raise ValueError(f"a shard is i/n with i from 1 to n, such as 2/3. shard={text[:80]!r}")
+    return int(written[1]), int(written[2])
 
-    name: str = "adamw"  # or "muon"
-    peak_rate: float = 3e-3
-    warmup_steps: int = 50
-    horizon_steps: int = 1000
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    gradient_norm_limit: float = 1.0
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"[a-z]{1,20}(:[0-9]{1,3})?", text) is None:
+        raise ValueError(f"a device is auto, cpu, cuda, cuda:1 or mps. device={text[:80]!r}")
+    return text
+
+
+def _option(flag: str, kind: Any, default: Any, text: str) -> Any:
+    """Returns the field of an option; one of the kind None is a switch."""
+    words = {"is_flag": True} if kind is None else {"type": kind}
+    return field(default=default, metadata={"flag": flag, "help": text, **words})
+
+
+_STEPS: Final = Count(1, 10**12)  # as many as a run can be planned to take
+_COUNT: Final = Count(0, 10**12)
+_SIZE: Final = Count(1, 2**20)
+_INNER: Final = Count(1, 1_000_000)
+_RATE: Final = Number(0, min_open=True)
+_LEARNER, _REGION = (Parsed("name", partial(check_name, kind=kind)) for kind in ("learner", "region"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnSettings:
-    """What a learner trains, on what and for how long. Of counts of steps, 0 means never."""
+    """What a learner trains, on what, for how long and with whom: the options of `skerry learn`, in their order."""
 
-    learner_id: str
-    work_directory: Path  # of the checkpoint and the metrics
-    seed: int = 0
-    model: ModelConfig = MODEL_CONFIGS["tiny"]
-    source: Path | None = None  # of the tokens; None: the source text of Python's standard library
-    size_limit_bytes: int | None = None
-    shard: tuple[int, int] = (1, 1)
-    batch_size: int = 8
-    held_out_window_count: int = 64
-    optimizer: OptimizerSettings = OptimizerSettings()
-    step_count: int = 1000
-    evaluate_every: int = 50
-    checkpoint_every: int = 200
-    log_every: int = 50
-    slowdown: float = 1.0  # by which factor the emulated hardware is slower than this machine; at least 1
-    flush_timeout_s: float = 30.0
-    device: str = "auto"
+    target: str = "127.0.0.1:50051"
+    tls: Tls | Insecure | None = None
+    run: str = "demo"
+    learner_id: str = _option(
+        "--learner-id", _LEARNER, "", "Unique name in the run.  [default: host and random suffix, kept in --work-dir]"
+    )
+    region: str = _option("--region", _REGION, "", "Where this learner is; for display only.")
+    metrics: str | None = _option("--metrics", ADDRESS, None, "HOST:PORT for Prometheus to find metrics.")
+    is_alone: bool = _option("--alone", None, False, "Train without a syncer, as a baseline to compare with.")
+    may_create: bool = _option("--create/--no-create", None, True, "Create the run if it does not exist.")
+    policy: Path | None = _option(  # noqa: RUF009 - a field
+        "--policy", INPUT_FILE, None, "JSON file with the policy of a run that this learner creates."
+    )
+    inner_step_count: int | None = _option(
+        "--inner-steps", _INNER, None, "Steps between deltas in a run that it creates.  [default: by --policy]"
+    )
+    size: str = _option("--model", click.Choice(list(MODEL_CONFIGS)), "tiny", "30 thousand to 1 billion parameters.")
+    vocabulary: int | None = _option("--vocabulary", Count(2, 65536), None, "Distinct tokens.  [default: 256, bytes]")
+    context: int | None = _option("--context", _SIZE, None, "Tokens in a sequence.  [default: by --model]")
+    is_untied: bool = _option("--untied", None, False, "Use separate matrices for the embedding and the output.")
+    source: Path | None = _option(  # noqa: RUF009 - a field
+        "--data", INPUT, None, "Text, *.bin, *.npy of uint16, or a folder.  [default: Python's standard library]"
+    )
+    data_limit_mb: float | None = _option("--data-limit-mb", _RATE, None, "Use only this many megabytes of the data.")
+    shard: tuple[int, int] = _option("--shard", Parsed("shard", _shard), "1/1", "Train on part i of n, written i/n.")
+    batch_size: int = _option("--batch", _SIZE, 8, "Sequences in a step.")
+    step_count: int = _option("--steps", _STEPS, 1000, "Training steps to take.")
+    horizon_steps: int | None = _option(
+        "--horizon", _STEPS, None, "Steps of the schedule, and the plan of a run that it creates.  [default: --steps]"
+    )
+    optimizer: str = _option("--optimizer", click.Choice(["adamw", "muon"]), "adamw", "Optimizer of training steps.")
+    peak_rate: float = _option("--learning-rate", _RATE, 3e-3, "Peak learning rate.")
+    warmup_steps: int = _option("--warmup", _COUNT, 50, "Steps until the peak learning rate.")
+    weight_decay: float = _option("--weight-decay", Number(0), 0.1, "Weight decay of matrices.")
+    seed: int = _option("--seed", Count(0), 0, "Seed of the initial weights and the data order.")
+    evaluate_every: int = _option("--eval-every", _COUNT, 50, "Steps between evaluations; 0: none.")
+    held_out_window_count: int = _option("--eval-windows", _SIZE, 64, "Held-out sequences to evaluate.")
+    checkpoint_every: int = _option("--checkpoint-every", _COUNT, 200, "Steps between checkpoints; 0: at the end only.")
+    log_every: int = _option("--log-every", _COUNT, 50, "Steps between log lines; 0: none.")
+    work_directory: Path | None = _option(  # noqa: RUF009 - a field
+        "--work-dir", OUTPUT_FOLDER, None, "For checkpoint and metrics.  [default: build/learners/LEARNER_ID]"
+    )
+    device: str = _option("--device", Parsed("device", _device), "auto", "auto (CUDA if there is), cpu, cuda:1, mps.")
+    thread_count: int = _option("--threads", Count(1, 4096), 1, "CPU threads of PyTorch.")
+    slowdown: float = _option("--slowdown", Number(1), 1.0, "Sleep after each step, to train slower by this factor.")
+    flush_timeout_s: float = _option(
+        "--flush-timeout", Number(0), 30.0, "Seconds to wait for the last deltas at the end."
+    )
+
+    @property
+    def model(self) -> ModelConfig:
+        """The shape of the model."""
+        sizes = {name: value for name in ("vocabulary", "context") if (value := getattr(self, name)) is not None}
+        return replace(MODEL_CONFIGS[self.size], **sizes, has_tied_embedding=not self.is_untied)
+
+    @property
+    def planned_step_count(self) -> int:
+        """The steps of the learning rate's schedule."""
+        return self.horizon_steps or self.step_count
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoint and the metrics."""
+        return self.work_directory or LEARNERS / self.learner_id
 
     @property
     def checkpoint_path(self) -> Path:
         """The path of the local checkpoint."""
-        return self.work_directory / "checkpoint.pt"
+        return self.folder / "checkpoint.pt"
 
     @property
     def metrics_path(self) -> Path:
         """The path of the metrics file."""
-        return self.work_directory / "metrics.jsonl"
+        return self.folder / "metrics.jsonl"
+
+
+def with_learn_options(command: F) -> F:
+    """Gives a command every option of `LearnSettings` that has a flag."""
+    for item in reversed(fields(LearnSettings)):
+        if item.metadata:
+            words = {key: value for key, value in item.metadata.items() if key != "flag"}
+            default = None if item.default == "" else item.default
+            command = click.option(item.metadata["flag"], item.name, default=default, **words)(command)
+    return command

@@ -57,25 +57,20 @@ class Trainer:
 
     def __init__(self, settings: LearnSettings, *, clock: ThreadClock) -> None:
         self.settings = settings
-        corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=settings.size_limit_bytes)
+        config, batch_size, limit_mb = settings.model, settings.batch_size, settings.data_limit_mb
+        limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
+        corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=limit_bytes)
         self._sampler = BatchSampler(
-            corpus.train,
-            settings.model,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            learner=settings.learner_id,
+            corpus.train, config, batch_size=batch_size, seed=settings.seed, learner=settings.learner_id
         )
         held_out = held_out_batches(
-            corpus.held_out,
-            settings.model,
-            batch_size=settings.batch_size,
-            window_count=settings.held_out_window_count,
+            corpus.held_out, config, batch_size=batch_size, window_count=settings.held_out_window_count
         )
         self._device = choose_device(settings.device)
         self._held_out = [batch.to(self._device) for batch in held_out]
         torch.manual_seed(settings.seed)
-        self.model = Gpt(settings.model).to(self._device)
-        self._optimizer = make_optimizer(self.model, settings.optimizer)
+        self.model = Gpt(config).to(self._device)
+        self._optimizer = make_optimizer(self.model, settings.optimizer, weight_decay=settings.weight_decay)
         self.position = load_checkpoint(settings.checkpoint_path, model=self.model, optimizer=self._optimizer)
         self._clock = clock
         self._last_line: dict[str, Any] = {}  # of the metrics
@@ -162,8 +157,7 @@ class Trainer:
         batch = self._sampler.batch(self.position.step)
         rate = self._learning_rate(learner)
         begun_s = clock.monotonic_s()
-        limit = settings.optimizer.gradient_norm_limit
-        loss, norm = inner_step(self.model, self._optimizer, batch.to(self._device), rate=rate, norm_limit=limit)
+        loss, norm = inner_step(self.model, self._optimizer, batch.to(self._device), rate=rate)
         if not torch.isfinite(norm):
             _log.warning("gradient is not finite, step skipped", step=self.position.step, norm=float(norm))
         loss_value = float(loss)
@@ -200,13 +194,13 @@ class Trainer:
             _log.info("step", **{name: _rounded(self._last_line[name]) for name in shown})
 
     def _learning_rate(self, learner: Learner | None) -> float:
-        optimizer, horizon = self.settings.optimizer, self.settings.optimizer.horizon_steps
+        settings, horizon = self.settings, self.settings.planned_step_count
         position = float(self.position.step)
         if learner is not None and (progress := learner.progress) is not None:
             planned = learner.planned_step_count
             position = run_position(self.position.step, progress, horizon_steps=horizon, planned_step_count=planned)
         return learning_rate(
-            position, peak=optimizer.peak_rate, warmup_steps=optimizer.warmup_steps, horizon_steps=horizon
+            position, peak=settings.peak_rate, warmup_steps=settings.warmup_steps, horizon_steps=horizon
         )
 
     def _is_due(self, every: int) -> bool:

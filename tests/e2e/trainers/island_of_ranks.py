@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +94,6 @@ def _transformers(life: _Life, **more: Any) -> None:
     trainer.save_model(str(life.folder / "merged"))
 
 
-def _fsdp(life: _Life) -> None:
-    wrapped = ["LlamaDecoderLayer"]
-    config = {"version": 2, "state_dict_type": "FULL_STATE_DICT", "transformer_layer_cls_to_wrap": wrapped}
-    _transformers(life, fsdp="full_shard", fsdp_config=config)
-
-
 class _Sharded(Rotation):
     """A model of which each rank holds a part."""
 
@@ -130,18 +123,18 @@ def _lightning(life: _Life, model: type[Rotation] = Rotation, strategy: Any = "d
     trainer.save_checkpoint(life.folder / "merged")
 
 
-def _model_parallel(life: _Life) -> None:
-    saves_parts = not life.is_long
-    strategy = partial(ModelParallelStrategy, data_parallel_size=2, tensor_parallel_size=1)
-    _lightning(life, _Sharded, strategy(save_distributed_checkpoint=saves_parts))
-
-
 if __name__ == "__main__":
     kind, where, out, life_name = sys.argv[1:]
-    programs = {
-        "transformers": _transformers,
-        "fsdp": _fsdp,
-        "lightning": _lightning,
-        "model_parallel": _model_parallel,
-    }
-    programs[kind](_Life(where, Path(out), life_name))
+    rank_life = _Life(where, Path(out), life_name)
+    match kind:
+        case "transformers":
+            _transformers(rank_life)
+        case "fsdp":
+            config = {"version": 2, "state_dict_type": "FULL_STATE_DICT"}
+            wrapped = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+            _transformers(rank_life, fsdp="full_shard", fsdp_config=config | wrapped)
+        case "lightning":
+            _lightning(rank_life)
+        case "model_parallel":
+            parts: Any = {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+            _lightning(rank_life, _Sharded, ModelParallelStrategy(**parts))

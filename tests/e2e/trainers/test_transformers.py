@@ -86,7 +86,7 @@ def test_accumulated_batches_are_one_step_and_trackers_get_its_numbers(
     assert tracker.planned == 6
     assert skerry.learner is None
     # The trainer's log of the last step comes after the learner has left.
-    assert [log["skerry/unsent_step_count"] is not None for log in tracker.logs[:5]] == [True] * 5
+    assert all("skerry/version" in log for log in tracker.logs[:5])
     assert any("skerry/version" in entry for entry in trainer.state.log_history)
 
 

@@ -14,15 +14,6 @@ def test_an_interval_follows_student() -> None:
     assert found.half_width == pytest.approx(4.303 / 3**0.5)
 
 
-def test_one_sample_has_no_interval() -> None:
-    assert estimate([1.5]).half_width is None
-
-
-def test_nothing_can_not_be_estimated() -> None:
-    with pytest.raises(ValueError, match="count=0"):
-        estimate([])
-
-
 def test_percent_are_paired_by_seed() -> None:
     found = percent_over([1.01, 2.02], [1.0, 2.0])
     assert found.mean == pytest.approx(1.0)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from benchmarks.quality.arms import DataParallel, Island, Islands, islands
-from benchmarks.quality.cases import one_contributor
-from benchmarks.quality.rivals import train_data_parallel
+from benchmarks.quality.arms import Island, islands
 from benchmarks.quality.world import train_islands
 
 pytestmark = pytest.mark.long
@@ -27,36 +24,11 @@ def test_one_seed_gives_one_outcome() -> None:
     assert train_islands(arm, 4).losses != first.losses
 
 
-def test_islands_and_one_place_learn() -> None:
-    together = train_data_parallel(DataParallel(2, STEPS, RATE), 0)
-    apart = train_islands(islands(2, STEPS, RATE, policy=H8), 0)
-    untrained = math.log(256)
-    assert together.losses["python"] < untrained - 1
-    assert apart.losses["python"] < untrained - 1
-
-
 def test_equal_islands_are_merged_together() -> None:
     figures = train_islands(islands(4, 40, RATE, policy=H8, judged_on=()), 0).figures
     assert figures["deltas"] == figures["merged"]
     assert figures["members"] > 3.9
     assert figures["steps_a_delta"] > 7
-
-
-def test_where_no_round_waits_nobody_answers_its_opening() -> None:
-    """An answer would come after the close, and wait half a round for the next."""
-    arm = islands(
-        4,
-        48,
-        RATE,
-        policy={**H8, "grace_factor": 0.0},
-        islands=(Island(start_within=8.0),) * 4,
-        judged_on=(),
-    )
-    figures = train_islands(arm, 0).figures
-    assert figures["members"] < 1.3
-    assert figures["steps_a_delta"] > 7
-    assert 0.2 < figures["participation"] < 0.45
-    assert figures["waiting"] < 3
 
 
 def test_a_delay_is_the_steps_until_adoption_and_costs_no_delta() -> None:
@@ -72,22 +44,6 @@ def test_a_learner_whose_deltas_come_late_does_not_shorten_the_rounds() -> None:
     figures = train_islands(islands(3, 15 * 8, RATE, policy=H8, islands=late, judged_on=()), 0).figures
     assert figures["steps_a_delta"] > 7
     assert figures["run_steps"] > 0.9 * 15 * 8
-
-
-@pytest.mark.parametrize(
-    "arm", [islands(8, 60, RATE, judged_on=()), one_contributor()], ids=["eight", "one contributor"]
-)
-def test_answers_come_in_time_however_many_ask_for_them(arm: Islands) -> None:
-    short = replace(arm, step_count=60, judged_on=())
-    assert train_islands(short, 0).figures["answer_steps"] == 2
-
-
-def test_a_learner_that_was_dead_takes_the_steps_that_it_missed() -> None:
-    arm = islands(2, 40, RATE, policy=H8, islands=(Island(absent=((12.0, 22.0),)), Island()), judged_on=())
-    outcome = train_islands(arm, 0)
-    assert outcome.step_counts[0] >= 40  # what died with it is taken again
-    assert outcome.step_counts[1] == 40
-    assert outcome.figures["deltas"] == outcome.figures["merged"]
 
 
 def test_steps_that_died_with_their_process_are_taken_again_until_as_many_are_merged() -> None:

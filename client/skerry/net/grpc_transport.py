@@ -195,7 +195,7 @@ class GrpcTransport:
             _raise_if_call_was_cancelled(sending)
             raise
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, unknown=unknown, has_tls=self._replicas.has_tls) from error
+            raise error_from_rpc(error, unknown=unknown, replicas=self._replicas) from error
         except grpc.aio.UsageError as error:  # the channel was closed under the call
             raise error_of("UNREACHABLE", f"connection is closed. cause={error}") from error
         finally:
@@ -247,13 +247,13 @@ def _raise_if_call_was_cancelled(sending: _Sending | None) -> None:
 
 
 def error_from_rpc(
-    error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError, has_tls: bool = False
+    error: grpc.aio.AioRpcError, *, unknown: type[SkerryError] = RefusedError, replicas: Replicas | None = None
 ) -> SkerryError:
     """Returns the error for a failed call: by the reason in its details, or else by the gRPC status.
 
-    Where a connection could not be made, `has_tls` decides what that means. A status that tells nothing of the call,
-    such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`, and so does a reason that only later
-    versions know.
+    Where a connection could not be made, how `replicas` are called decides what that means. A status that tells nothing
+    of the call, such as a proxy's UNIMPLEMENTED, gives an error of the class `unknown`, and so does a reason that only
+    later versions know.
     """
     code = error.code()
     message = error.details() or code.name.lower()
@@ -271,7 +271,8 @@ def error_from_rpc(
                 elif detail.Unpack(retry):
                     retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     if own is None:  # the names of gRPC's statuses are not looked up as reasons: OUT_OF_RANGE is both
-        if code is grpc.StatusCode.UNAVAILABLE and (explained := explain(message, has_tls=has_tls)):
+        has_tls, proxy = (replicas.has_tls, replicas.proxy) if replicas else (False, "")
+        if code is grpc.StatusCode.UNAVAILABLE and (explained := explain(message, has_tls=has_tls, proxy=proxy)):
             return error_of(*explained, retry_after_s=retry_after_s)
         kind = TryAgainError if code in _PASSING else unknown
         return kind(_REASONS.get(code, code.name), message, retry_after_s=retry_after_s)

@@ -33,6 +33,10 @@ _REFUSED_CERTIFICATE: Final = (
     "give --tls-cert and --tls-key files that the authority in the server's --tls-client-ca made and that have not "
     "expired"
 )
+_BEHIND_PROXY: Final = (
+    "no connection could be made through the proxy that the environment names. If the target is reached without it, "
+    "add its host to no_proxy"
+)
 _REFUSED_PLAINTEXT: Final = (
     "the server closed the connection before it answered. If it uses TLS, this client must too: give --tls-ca the "
     "server's ca.pem, and --tls-cert and --tls-key if it asks for a client certificate"
@@ -57,12 +61,17 @@ def check_certificate(tls: Tls, run: str, learner_id: str | None) -> None:
     )
 
 
-def explain(details: str, *, has_tls: bool) -> tuple[str, str] | None:
-    """Returns the reason and the message for gRPC's details of UNAVAILABLE; None where TLS is not the reason."""
+def explain(details: str, *, has_tls: bool, proxy: str) -> tuple[str, str] | None:
+    """Returns the reason and the message for gRPC's details of UNAVAILABLE; None without TLS and proxy.
+
+    `proxy` names the proxy of the environment that the connection goes through.
+    """
     # gRPC adds this text where a connection could not be made. A connection that breaks later is not a TLS problem.
     if "last error:" not in details:
         return None
     meaning = next((meaning for sign, meaning in _MEANINGS.items() if sign in details), "")
+    if proxy and not meaning:
+        return "UNREACHABLE", f"{_BEHIND_PROXY}. {proxy}, cause={details}"
     is_closed = any(sign in details for sign in _CLOSED)
     if has_tls and (meaning or is_closed):
         return "TLS_FAILED", f"{meaning or _REFUSED_CERTIFICATE}. cause={details}"

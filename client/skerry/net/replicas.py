@@ -17,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
+from urllib.request import proxy_bypass
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -29,7 +31,11 @@ from skerry.errors import SkerryError, error_of
 from skerry.net.liveness import Liveness, Vigil
 from skerry.net.tls import Insecure, Tls, is_here, is_loopback, tls_for
 from skerry.runtime.addresses import client_address
+from skerry.runtime.logs import get_logger
+from skerry.runtime.redaction import redacted
 from skerry.v1 import capabilities_pb2_grpc, exchange_pb2_grpc, runs_pb2_grpc
+
+_log = get_logger(__name__)
 
 _BALANCED: Final[dict[str, Any]] = {"loadBalancingConfig": [{"round_robin": {}}]}
 _HEALTH_CHECKED: Final[dict[str, Any]] = {**_BALANCED, "healthCheckConfig": {"serviceName": ""}}
@@ -57,6 +63,7 @@ _FRESH_S: Final = 3.0
 _LOOK_UP_S: Final = 30.0
 # The number of the connection for attach and small calls; others are lanes of bulk, from 0 on.
 CONTROL: Final = -1
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")  # the variables that gRPC looks at, the first one first
 # What a call ends with that nobody has answered; with any other status a server is alive.
 _UNANSWERED: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -166,9 +173,13 @@ class Replicas:
         """Begins with the first target."""
         self._targets, self._tls = tuple(targets), tls
         self.has_tls = any(tls_for(target, tls) for target in targets)
+        self.proxy = next(filter(None, map(proxy_of, targets)), "")
+        if self.proxy and not self.has_tls:
+            _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
         self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
         self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
-        self._looks_up_at_s = float("-inf") if any(map(_is_name, targets)) else float("inf")
+        # A proxy wants names as they are.
+        self._looks_up_at_s = float("-inf") if any(map(_is_name, targets)) and not self.proxy else float("inf")
         self._vigil = Vigil(self)
         self._is_closed = False
 
@@ -245,6 +256,15 @@ def _has_ready(order: deque[Replica], number: int) -> bool:
         return False
     order.rotate(-states.index(True))
     return True
+
+
+def proxy_of(target: str) -> str:
+    """Returns a target, and variable and URL of the proxy that it is called through, without secrets; "" for none."""
+    address = client_address(target)
+    if address is None or is_loopback(address.host) or proxy_bypass(address.host):
+        return ""
+    urls = {name: os.environ.get(name) for name in _PROXIES}  # noqa: TID251 - gRPC looks there
+    return next((f"target={target}, {name}={redacted(url)}" for name, url in urls.items() if url), "")
 
 
 def _is_name(target: str) -> bool:

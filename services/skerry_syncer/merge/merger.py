@@ -35,8 +35,7 @@ from skerry.algorithm.step import (
 )
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import IN_FLIGHT, Workers, in_order
-from skerry.wire.errors import FrameError, NonFiniteError
-from skerry.wire.frames import decode_frames
+from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
 from skerry_syncer.merge.outer_states import OuterStates
@@ -44,7 +43,7 @@ from skerry_syncer.rounds.closing import references
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError, UnreadableObjectError
 from skerry_syncer.store.log.entries import INITIAL_BASE, ClosedItem, CommittedItem, ObjectRef, SnapshotItem
 from skerry_syncer.store.log.state import RunState
-from skerry_syncer.store.versions.blobs import SnapshotKind, frame_batches
+from skerry_syncer.store.versions.blobs import SnapshotKind
 from skerry_syncer.store.versions.replay import (
     UnreadableDeltaError,
     accumulate_deltas,
@@ -292,16 +291,15 @@ class Merger:
             fragment = self._run.state.fragments[name]
             if fragment.version != INITIAL_BASE or not fragment.pending:
                 return
-            parts = next(iter(fragment.pending.values())).item.parts
+            pushed = next(iter(fragment.pending.values())).item
             (weights,) = self._scratch.zeros(1, fragment.layout.numel)
+            once = np.ones((1, len(fragment.layout.tensors)), np.float32)
             try:
-                for part in parts:
-                    async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
-                        out = weights[batch.first : batch.first + batch.numel]
-                        decode = partial(decode_frames, batch.data, fragment.layout, out, first=batch.first)
-                        await self._workers.run(decode)
-            except FrameError as error:
-                raise UnreadableObjectError(parts[0].name, f"initial weights. fragment={name}, {error}") from error
+                await accumulate_deltas(self._run, name, [pushed], once, weights, workers=self._workers)
+            except UnreadableDeltaError as error:
+                raise UnreadableObjectError(
+                    pushed.parts[0].name, f"initial weights. fragment={name}, {error}"
+                ) from error
             digest = await weights_digest(weights, workers=self._workers)
             ref = await self._run.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(fragment.layout, weights))
             await self._run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])

@@ -202,16 +202,9 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
 
     async def Watch(self, request: v1.WatchRequest, context: Any) -> AsyncIterator[v1.WatchResponse]:
         """Follows a run as an observer."""
-        replica = await self._host.open(request.run, request.run_uid)
+        replica = await self._host.open(request.run, request.run_uid, seen_position=request.after_position)
         if await replica.is_draft():  # it would stay in memory for as long as somebody follows it
             raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
-        if request.after_position > replica.state.position:
-            await replica.log.tail()
-        if request.after_position > replica.state.position:
-            raise SyncerError(
-                "VERSION_NOT_FOUND",
-                f"after_position is beyond the log. after={request.after_position}, newest={replica.state.position}",
-            )
         with replica.followers.following() as stream:
             until = replica.state.position
             yield v1.WatchResponse(

@@ -90,7 +90,7 @@ CALLS: Final[list[tuple[str, grpc.StatusCode, Any]]] = [
     ("BAD_REQUEST", INVALID, pull_of(from_version=-1, target_version=-1)),
     ("VERSION_NOT_FOUND", NOT_FOUND, pull_of(target_version=FAR)),
     ("VERSION_NOT_FOUND", NOT_FOUND, pull_of(from_version=FAR, is_newest=True)),
-    ("VERSION_NOT_FOUND", NOT_FOUND, exchange.WatchRequest(run="demo", after_position=FAR)),
+    ("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS, exchange.WatchRequest(run="demo", after_position=FAR)),
     *(("VERSION_NOT_FOUND", NOT_FOUND, roll_back(position)) for position in (0, 1, FAR)),
     ("STORE_ROLLED_BACK", grpc.StatusCode.DATA_LOSS, runs.GetRunRequest(name="demo", seen_position=FAR)),
     ("FRAGMENT_NOT_FOUND", NOT_FOUND, runs.ListVersionsRequest(name="demo", fragment="tail")),

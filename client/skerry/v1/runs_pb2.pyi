@@ -205,8 +205,8 @@ class GetRunResponse(_message.Message):
 
     @_builtins.property
     def learners(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LearnerStatus]:
-        """Its learners, live or not, by id. If there are more than 256, the live ones come first, then those that attached
-        last. Reports lack `adopted` if it does not fit the message.
+        """Its learners, live or not, by id. If not all fit the message, those that are live come before others, and those
+        that attached last before earlier ones.
         """
 
     def __init__(

@@ -15,7 +15,6 @@ from skerry_syncer.access.limits import within
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     check_tensors,
-    fragment_of,
     header_from_message,
     learner_messages,
     plan_message,
@@ -142,7 +141,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         check_id(request.run_uid, "run uid")
         check_id(request.delta_id, "delta id")
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
-        fragment_of(replica.state, request.fragment)  # refused if the run has none of that name
+        replica.fragment(request.fragment)  # refused if the run has none of that name
         if request.delta_id not in replica.state.deltas:
             await replica.log.tail()
         delta = replica.state.deltas.get(request.delta_id)
@@ -163,7 +162,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
     ) -> AsyncIterator[v1.PullFragmentResponse]:
         """Sends a plan and then the bytes of its objects."""
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
-        fragment = fragment_of(replica.state, request.fragment)
+        fragment = replica.fragment(request.fragment)
         plan, resume = await _plan(replica, fragment, request)
         yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
         left = request.limit_bytes or plan.size_bytes

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Final, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any, Final
 
 from skerry.runtime.logs import get_logger
 from skerry.v1 import runs_pb2, runs_pb2_grpc, types_pb2
@@ -18,7 +15,7 @@ from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.access.caller import only_run
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
-    fragment_of,
+    fitting,
     learner_messages,
     run_message,
     version_record,
@@ -36,7 +33,6 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log.entries import RunSpec
 
-_Message = TypeVar("_Message", bound=Message)
 _LOG: Final = get_logger(__name__)
 _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
@@ -125,7 +121,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
 
         answers = await asyncio.gather(*(listed(name, uid) for name, uid in names[:count]))
         runs = [run for run in answers if run is not None]
-        page = _page(runs)
+        page = fitting(runs, _PAGE_BYTES)
         token = names[count - 1][0] if len(names) > count else ""
         if len(page) < len(runs):
             token = page[-1].name
@@ -157,10 +153,11 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         """Lists versions of a fragment, newest first."""
         count = _page_size(request.page_size)
         replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
-        fragment = fragment_of(replica.state, request.fragment)
+        fragment = replica.fragment(request.fragment)
         before = request.before_version or fragment.version + 1
         numbers = sorted((number for number in fragment.versions if number < before), reverse=True)[:count]
-        versions = _page(version_record(replica.state, fragment, fragment.versions[number]) for number in numbers)
+        records = (version_record(replica.state, fragment, fragment.versions[number]) for number in numbers)
+        versions = fitting(records, _PAGE_BYTES)
         return runs_pb2.ListVersionsResponse(versions=versions, position=replica.state.position)
 
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
@@ -195,17 +192,6 @@ def _layout_of(
     unpack_layout(request)
     layouts, dtypes = layouts_from_messages(request.tensors, request.fragments)
     return layouts, dtypes, untrained_from_messages(request.untrained)
-
-
-def _page(messages: Iterable[_Message]) -> list[_Message]:
-    """Returns the first of the messages, at least one if there are any, and as many as fit an answer."""
-    page, size_bytes = list[_Message](), 0
-    for message in messages:
-        size_bytes += message.ByteSize()
-        if page and size_bytes > _PAGE_BYTES:
-            break
-        page.append(message)
-    return page
 
 
 def _page_size(asked: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
+from google.protobuf.message import Message
 
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire.messages import (
@@ -25,8 +26,7 @@ from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState, VersionState
 
-# Learners of one answer: a message holds some thousands.
-_MOST_LISTED: Final = 256
+_Message = TypeVar("_Message", bound=Message)
 # Of the learners in an answer, beside the run's tensors.
 _MOST_LEARNER_BYTES: Final = 2**19
 # By the state of an open run: with many tensors it takes long to make.
@@ -62,36 +62,28 @@ def _created(spec: RunSpec) -> types_pb2.Run:
 
 
 def learner_messages(state: RunState, view: MembershipView) -> list[types_pb2.LearnerStatus]:
-    """Returns learners as clients see them; of more than 256 those that are live or attached last.
-
-    The versions that they adopted are left out if they are too many to send.
-    """
+    """Returns learners as clients see them, by id; if they don't fit, first those that are live or attached last."""
 
     def rank(known: LearnerState) -> tuple[bool, int]:
         return view.of(known.learner).is_live, known.attached_at
 
-    newest = sorted(state.learners.values(), key=rank, reverse=True)[:_MOST_LISTED]
     contributors = participants(state)
-    messages = [
-        learner_message(known, view.of(name), is_participating=name in contributors)
-        for name, known in sorted((known.learner, known) for known in newest)
-    ]
-    if sum(message.ByteSize() for message in messages) > _MOST_LEARNER_BYTES:
-        for message in messages:
-            if message.HasField("report"):
-                message.report.ClearField("adopted")
-    return messages
+    messages = (
+        learner_message(known, view.of(known.learner), is_participating=known.learner in contributors)
+        for known in sorted(state.learners.values(), key=rank, reverse=True)
+    )
+    return sorted(fitting(messages, _MOST_LEARNER_BYTES), key=lambda message: message.learner_id)
 
 
-def fragment_of(state: RunState, name: str) -> FragmentState:
-    """Returns the fragment that a request names.
-
-    Raises:
-        SyncerError: FRAGMENT_NOT_FOUND.
-    """
-    if name not in state.fragments:
-        raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
-    return state.fragments[name]
+def fitting(messages: Iterable[_Message], size_bytes: int) -> list[_Message]:
+    """Returns as many of the first messages as have that size together, and at least one if there are any."""
+    first, used_bytes = list[_Message](), 0
+    for message in messages:
+        used_bytes += message.ByteSize()
+        if first and used_bytes > size_bytes:
+            break
+        first.append(message)
+    return first
 
 
 def check_tensors(spec: RunSpec, tensors: Sequence[types_pb2.Tensor]) -> None:

@@ -46,7 +46,7 @@ class Push:
         """Takes what `begin_push` has checked: the item that the push is to append, without its parts and digest."""
         self._replica = replica
         self._header = header
-        self._layout = replica.state.fragments[header.fragment].layout
+        self._layout = replica.fragment(header.fragment).layout
         self._budget = budget
         self._client = client
         self._arriving: ArrivingPart | None = None
@@ -248,8 +248,7 @@ def _check_fields(replica: RunReplica, header: AcceptedItem) -> None:
     check_name(header.learner, "learner")
     check_id(header.session, "session id")
     check_id(header.delta, "delta id")
-    if header.fragment not in replica.state.fragments:
-        raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={header.fragment[:80]!r}")
+    replica.fragment(header.fragment)
     if header.base_version < INITIAL_BASE:
         raise bad_request(f"base_version must be -1 or more. base_version={header.base_version}")
     if header.base_version == INITIAL_BASE:

@@ -42,7 +42,7 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry_syncer.store.log.state import Outcome, RunState
+from skerry_syncer.store.log.state import FragmentState, Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
@@ -93,6 +93,16 @@ class RunReplica:
     def state(self) -> RunState:
         """The run as far as it is folded here."""
         return self.log.state
+
+    def fragment(self, name: str) -> FragmentState:
+        """Returns the fragment of that name.
+
+        Raises:
+            SyncerError: FRAGMENT_NOT_FOUND.
+        """
+        if name not in self.state.fragments:
+            raise SyncerError("FRAGMENT_NOT_FOUND", f"no such fragment in the run. fragment={name[:80]!r}")
+        return self.state.fragments[name]
 
     async def is_draft(self) -> bool:
         """Whether the run is a draft at the log's end: another replica may have committed it."""

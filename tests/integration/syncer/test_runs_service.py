@@ -13,11 +13,8 @@ import pytest
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry_syncer.server import SyncerServer
-from skerry_syncer.store.log.entries import SessionItem
 from tests.support.raw_learner import (
     INT4,
-    LONG,
     QUICK,
     RawLearner,
     Stubs,
@@ -29,7 +26,6 @@ from tests.support.raw_learner import (
     plan_messages,
     pull,
     push_messages,
-    quick,
     refused,
     send,
 )
@@ -215,12 +211,3 @@ async def test_a_deleted_run_gives_its_name_to_another(stubs: Stubs, run: types.
     with refused("RUN_REPLACED", PRECONDITION) as caught:
         await RawLearner(stubs, run, "eu", random.Random(1)).attach()
     assert caught[0].metadata["run_uid"] == newer.uid
-
-
-async def test_of_many_learners_an_answer_has_the_live_ones(server: SyncerServer, stubs: Stubs) -> None:
-    run, _ = await create_run(stubs, policy=quick(lease_term=LONG))
-    log = (await server.host.open("demo")).log
-    await log.append([SessionItem(f"n{number}", f"{number:032x}", "") for number in range(300)])
-    await attached(stubs, run)
-    learners = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
-    assert (len(learners), [view.learner_id for view in learners if view.is_live]) == (256, ["eu"])

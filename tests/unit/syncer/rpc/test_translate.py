@@ -7,10 +7,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import types_pb2 as v1
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rounds.membership import LearnerReport, LearnerView
-from skerry_syncer.rpc.translate import report_from_message
+from skerry_syncer.rounds.membership import LearnerReport, LearnerView, MembershipView
+from skerry_syncer.rpc.translate import learner_messages, report_from_message
 from skerry_syncer.run.events import learner_message
 from skerry_syncer.store.log.state import LearnerState
+from tests.unit.syncer.rounds.round_world import RoundWorld
 
 
 def test_a_report_survives_its_message() -> None:
@@ -43,3 +44,12 @@ def test_a_report_that_makes_no_sense_is_refused(message: v1.LearnerReport) -> N
     with pytest.raises(SyncerError) as refusal:
         report_from_message(message, {"body", "head"})
     assert refusal.value.reason == "BAD_REQUEST"
+
+
+def test_of_many_learners_an_answer_has_the_live_ones() -> None:
+    names = [f"learner-{number:02}" for number in range(30)]
+    report = LearnerReport(adopted=tuple((f"{number:064}", number) for number in range(512)))  # 37 kB
+    seen = MembershipView({name: LearnerView(name == "learner-00", report) for name in names}, 0.0)
+    shown = [message.learner_id for message in learner_messages(RoundWorld(*names).state, seen)]
+    assert shown == ["learner-00", *names[-len(shown) + 1 :]]
+    assert 10 < len(shown) < 2**19 / 37_000

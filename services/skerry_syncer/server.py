@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     It begins to listen once the store has answered.
 
     Raises:
-        ListenError: it can't listen on that address.
+        OSError: it can't listen on that address, or on that of the metrics.
         StoreRefusedError: the store refuses the credentials, or has no such bucket.
         StoreURLError: no syncer can work with such a store.
         ValueError: the files of `settings.tls` can't be used.
@@ -189,16 +189,14 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     except RuntimeError as error:
         raise ListenError("--listen", settings.listen) from error
     try:
-        async with (
-            running(metrics.watch_lag()),
-            _exposed(metrics, settings.metrics) as metrics_url,
-            host.serving(),
-        ):
-            await server.start()
-            try:
-                yield SyncerServer(server, host, servicer, port, metrics_url)
-            finally:
-                await server.stop(None)
+        exposing = exposed(OnLoop(metrics.registry), settings.metrics) if settings.metrics else nullcontext("")
+        async with running(metrics.watch_lag()), host.serving():
+            with exposing as metrics_url:
+                await server.start()
+                try:
+                    yield SyncerServer(server, host, servicer, port, metrics_url)
+                finally:
+                    await server.stop(None)
     finally:
         await store.close()
         await asyncio.to_thread(workers.close)
@@ -215,20 +213,6 @@ async def _wait_for(objects: Objects, entropy: Entropy) -> None:
 
     retry = Retry(_STORE_RETRIES, random.Random(entropy.hex_id()), is_away, before_pause=warn)
     await retry.call(partial(check_put_if_absent, objects, entropy))
-
-
-@asynccontextmanager
-async def _exposed(metrics: SyncerMetrics, address: str | None) -> AsyncIterator[str]:
-    """Serves the metrics while the context lasts, and yields their URL; without an address it is empty."""
-    if address is None:
-        yield ""
-        return
-    with ExitStack() as stack:
-        try:
-            url = stack.enter_context(exposed(OnLoop(metrics.registry), address))
-        except OSError as error:
-            raise ListenError("--metrics", address) from error
-        yield url
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:

@@ -50,7 +50,8 @@ class History:
             0.0,
             items,
         )
-        return apply_entry(state, Entry.from_bytes(entry.to_bytes()), entry.to_bytes())
+        self.entry = Entry.from_bytes(entry.to_bytes())
+        return apply_entry(state, self.entry, entry.to_bytes())
 
     def admit(self, item: Item) -> tuple[str, ...]:
         """Adds an item that must take effect; returns the deltas that it decided."""

@@ -7,7 +7,6 @@ meanwhile, and it admits no collection of objects that rebuilding the newest ver
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final
 
 from skerry.runtime.clock import Clock
@@ -18,7 +17,7 @@ from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
-from skerry_syncer.store.maintenance.collecting import collect, plan_collection
+from skerry_syncer.store.maintenance.collecting import collect
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
@@ -51,7 +50,7 @@ async def _collect(run: Run) -> None:
     if log.state.status is RunStatus.DRAFT:
         return
     before = await store_unix_s(log.objects, log.entropy) - _LITTER_AGE_S
-    went = await collect(log, partial(plan_collection, log, log.state.policy, litter_before_unix_s=before))
+    went = await collect(log, log.state.policy, litter_before_unix_s=before)
     run.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
     if is_full and not went.victims:

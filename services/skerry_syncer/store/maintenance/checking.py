@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,37 +79,19 @@ def verify(
                     )
 
     checked = asyncio.run(check())
-    problems = [str(problem) for problem in checked.problems]
-    verdict = "ok" if checked.ok else f"{len(problems)} problems"
+    verdict = "ok" if checked.ok else f"{len(checked.problems)} problems"
     counts = f"{checked.versions_checked} versions checked, {checked.versions_replayed} of them replayed"
     report(
         {
             "ok": checked.ok,
             "versions_checked": checked.versions_checked,
             "versions_replayed": checked.versions_replayed,
-            "problems": problems,
+            "problems": checked.problems,
         },
-        [*(f"problem: {problem}" for problem in problems), f"{verdict}: {counts}"],
+        [*(f"problem: {problem}" for problem in checked.problems), f"{verdict}: {counts}"],
         is_json=is_json,
     )
     sys.exit(0 if checked.ok else 1)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that differs from what the log says."""
-
-    fragment: str | None  # None: the log itself
-    version: int | None
-    difference: str
-    expected: str = ""
-    actual: str = ""
-
-    def __str__(self) -> str:
-        """Returns it in one line."""
-        facts = {"fragment": self.fragment, "version": self.version, "expected": self.expected, "actual": self.actual}
-        listed = ", ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, ""))
-        return f"{self.difference}. {listed}" if listed else self.difference
 
 
 @dataclass(frozen=True)
@@ -118,7 +100,7 @@ class VerifyReport:
 
     versions_checked: int  # weights against the log's digest
     versions_replayed: int  # of these, merged again from their deltas
-    problems: tuple[Problem, ...]
+    problems: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -145,10 +127,7 @@ async def verify_run(
         StoreUnavailableError: the store can't be read; nothing is known then.
     """
     log = run.log
-    failure = await _failure_after(log)
-    problems = await _check_entries(log)
-    if failure is not None:
-        problems.append(Problem(None, None, f"log breaks off after entry {log.state.position}: {failure}"))
+    problems = await _check_log(log)
     spans = {name: _versions_to_check(log.state, name, since) for name in sorted(log.state.fragments)}
     total = sum(map(len, spans.values()))
     done = checked = replayed = 0
@@ -194,49 +173,36 @@ def _versions_to_check(state: RunState, name: str, since: int) -> list[int]:
     return [number for number in fragment.versions if number >= first]
 
 
-async def _failure_after(log: RunLog) -> str | None:
-    """Returns why the log can't be followed beyond `log.state`, or None at its end; folds what is new."""
+async def _check_log(log: RunLog) -> list[str]:
+    """Folds the log again, from its first entry to the last good one, and counts the fates that each delta gets."""
     names = [info.name.rpartition("/")[2] async for info in log.objects.list(f"{log.prefix}/log")]
-    last = max((int(name) for name in names if name.isdecimal()), default=0)
-    if log.failure is None:
-        try:
-            await log.tail()
-        except LogCorruptError as error:
-            return str(error)
-    if log.failure is not None:
-        return str(log.failure)
-    if log.state.position < last:
-        return f"log entry is missing. position={log.state.position + 1}, last={last}"
-    return None
-
-
-async def _check_entries(log: RunLog) -> list[Problem]:
-    """Folds the log again, and counts the fates that each delta gets."""
-    state = RunState(log.spec)
-    accepted: dict[str, str] = {}  # fragments by delta
-    fates: Counter[str] = Counter()
+    last = max([log.state.position, *(int(name) for name in names if name.isdecimal())])
+    state, accepted, fates, problems = RunState(log.spec), set[str](), Counter[str](), []
     try:
-        async for entry, data in log.entries(stop=log.state.position + 1):
+        async for entry, data in log.entries():
             for outcome in apply_entry(state, entry, data):
                 if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None:
-                    accepted[outcome.item.delta] = outcome.item.fragment
+                    accepted.add(outcome.item.delta)
                 fates.update(delta.item.delta for delta in outcome.decided)
+        if state.position < last:
+            raise LogCorruptError(f"log entry is missing. position={state.position + 1}, last={last}")
+        await log.tail()
+        if state.position == log.state.position and state.head_digest != log.state.head_digest:
+            raise LogCorruptError("log changed since it was read")
     except (LogCorruptError, ObjectMissingError, ValueError) as error:
-        return [Problem(None, None, f"log breaks off after entry {state.position}: {error}")]
-    if state.head_digest != log.state.head_digest:
-        return [Problem(None, None, "log changed since it was read", log.state.head_digest, state.head_digest)]
-    return list(_check_fates(state, accepted, fates))
+        problems.append(f"log breaks off after entry {state.position}: {error}")
+    return [*problems, *_check_fates(state, accepted, fates)]
 
 
-def _check_fates(state: RunState, accepted: Mapping[str, str], fates: Counter[str]) -> Iterator[Problem]:
+def _check_fates(state: RunState, accepted: Iterable[str], fates: Counter[str]) -> Iterator[str]:
     """Yields deltas that do not have exactly one fate. While the run is not closed, a delta may be pending."""
-    for name, fragment in accepted.items():
+    for name in sorted(accepted):
         is_pending = name in state.deltas and state.deltas[name].fate is Fate.PENDING
         expected = 0 if is_pending else 1
         if fates[name] != expected:
-            yield Problem(fragment, None, f"delta {name} does not have one fate", str(expected), str(fates[name]))
+            yield f"delta does not have one fate. delta={name}, expected={expected}, actual={fates[name]}"
         elif is_pending and state.status is RunStatus.CLOSED:
-            yield Problem(fragment, None, f"delta {name} has no fate though the run is closed")
+            yield f"delta has no fate though the run is closed. delta={name}"
 
 
 def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
@@ -244,8 +210,11 @@ def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
         hasher.update(raw_bytes(frame))
 
 
-class _Mismatch(Exception):  # noqa: N818 - it never leaves this module; what leaves it is a Problem
-    """Something differs from the log; its arguments are the difference, what was expected and what there is."""
+class _MismatchError(Exception):
+    """An object differs from what the log says; it never leaves this module."""
+
+    def __init__(self, difference: str, *, expected: object, actual: object) -> None:
+        super().__init__(f"{difference}. expected={expected}, actual={actual}")
 
 
 class _FragmentCheck:
@@ -265,7 +234,7 @@ class _FragmentCheck:
         self.checked_count = 0
         self.replayed_count = 0
 
-    async def version(self, version: VersionState) -> Problem | None:
+    async def version(self, version: VersionState) -> str | None:
         """Checks the next version and returns the first thing that is wrong with it."""
         is_checked, problem = False, None
         for step in (self._follow_chain, self._replay, self._check_snapshot):
@@ -273,10 +242,8 @@ class _FragmentCheck:
                 is_checked |= await step(version)
             except CollectedError:
                 continue
-            except _Mismatch as error:
-                problem = problem or Problem(self._layout.name, version.version, *error.args)
-            except DAMAGE as error:
-                problem = problem or Problem(self._layout.name, version.version, str(error))
+            except (_MismatchError, *DAMAGE) as error:
+                problem = problem or f"{self._layout.name} version {version.version}: {error}"
         self.checked_count += is_checked
         return problem
 
@@ -317,11 +284,11 @@ class _FragmentCheck:
         await self._replayer.read_update(record.commit.update, published)
         replayed = await self._replayer.replay(record, self._state, self._acc, published=published)
         if replayed.digest != version.digest:
-            raise _Mismatch("replay made other weights", version.digest, replayed.digest)
+            raise _MismatchError("replay made other weights", expected=version.digest, actual=replayed.digest)
         element = replayed.first_difference
         if element is not None:
             stored = f"{published[element]!r} in the stored update"
-            raise _Mismatch(f"replay made another update from element {element}", stored, "another value")
+            raise _MismatchError(f"replay made another update from element {element}", expected=stored, actual="other")
 
     async def _check_snapshot(self, version: VersionState) -> bool:
         """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
@@ -353,17 +320,17 @@ class _FragmentCheck:
                 mine[:] = self._vector
             elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
                 element = int(np.flatnonzero(mine.view(np.uint32) != self._vector.view(np.uint32))[0])
-                raise _Mismatch(
+                raise _MismatchError(
                     f"snapshot's {kind} differs from the replay's at element {element}",
-                    repr(float(mine[element])),
-                    repr(float(self._vector[element])),
+                    expected=mine[element],
+                    actual=self._vector[element],
                 )
         self._state.version = version.version
 
     async def _expect_digest(self, difference: str, version: VersionState, weights: Float32s) -> None:
         actual = await weights_digest(weights, workers=self._workers)
         if actual != version.digest:
-            raise _Mismatch(difference, version.digest, actual)
+            raise _MismatchError(difference, expected=version.digest, actual=actual)
 
     async def _check_delta(self, delta: AcceptedItem) -> None:
         """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
@@ -372,7 +339,7 @@ class _FragmentCheck:
             async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
                 await self._workers.run(_hash_frames, hasher, batch.data)
             if hasher.hexdigest() != part.digest:
-                raise _Mismatch(f"a part of delta {delta.delta} differs", part.digest, hasher.hexdigest())
+                raise _MismatchError(f"part differs: {part.name}", expected=part.digest, actual=hasher.hexdigest())
         whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
         if whole != delta.digest:
-            raise _Mismatch(f"delta {delta.delta} differs", delta.digest, whole)
+            raise _MismatchError(f"delta {delta.delta} differs", expected=delta.digest, actual=whole)

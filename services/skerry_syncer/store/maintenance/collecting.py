@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -35,6 +32,7 @@ from skerry_syncer.store.maintenance.options import (
     store_and_run_options,
     warn_of_damage,
 )
+from skerry_syncer.store.objects.interface import ObjectInfo
 from skerry_syncer.store.objects.local import TEMPORARY
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
@@ -46,29 +44,11 @@ _BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
 _ATTEMPTS: Final = 4
 
 
-class Why(StrEnum):
-    """Why an object may be deleted."""
-
-    UNNEEDED = "unneeded"  # the log names it, and no kept version needs it
-    LITTER = "litter"  # no admitted entry names it, and it is old
-    CONDEMNED = "condemned"  # an earlier collection condemned it and was cut off
-    TEMPORARY = "temporary"  # a write to a folder store that was cut off long ago
-
-
-@dataclass(frozen=True)
-class Victim:
-    """An object that may be deleted; `name` is relative to the run, or to the store for temporary files."""
-
-    name: str
-    size_bytes: int
-    why: Why
-
-
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What a collection would delete."""
+    """What a collection would delete, and how much it would leave."""
 
-    victims: tuple[Victim, ...] = ()
+    victims: tuple[ObjectInfo, ...] = ()
     kept_count: int = 0
     kept_bytes: int = 0
 
@@ -87,80 +67,78 @@ async def plan_collection(
 ) -> CollectionPlan:
     """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
-    What no entry names is litter if it was written before a time by the clock that dates the objects: `store_unix_s`.
-    Of a damaged log, the good entries count.
+    That is what no kept version takes, what an earlier collection condemned before it was cut off, and litter: what no
+    entry names and what writes to a folder left, from before a time by the clock that dates the objects
+    (`store_unix_s`). Of a damaged log, the good entries count.
 
     Raises:
         StoreUnavailableError: the store can't be read.
     """
     # The objects are listed before the log is read, so that objects written meanwhile are not looked at.
-    infos = {
-        info.name.removeprefix(f"{log.prefix}/"): info
-        for folder in _BLOB_FOLDERS
-        async for info in log.objects.list(f"{log.prefix}/{folder}")
-    }
+    infos = [info for folder in _BLOB_FOLDERS async for info in log.objects.list(f"{log.prefix}/{folder}")]
     if log.failure is None:
         await log.tail()
-    condemned = log.state.condemned
     named = {ref.name for ref in named_refs(log.state)}
-    kept = kept_names(log.state, policy, keeps_quarantined=keeps_quarantined)
-    victims = []
-    for name, info in infos.items():
-        if name in condemned:
-            victims.append(Victim(name, info.size_bytes, Why.CONDEMNED))
-        elif name in named:
-            if name not in kept:
-                victims.append(Victim(name, info.size_bytes, Why.UNNEEDED))
-        elif info.modified_at_unix_s < litter_before_unix_s and log.failure is None:  # else a later entry may name it
-            victims.append(Victim(name, info.size_bytes, Why.LITTER))
-    gone = {victim.name for victim in victims}
-    sizes = [info.size_bytes for name, info in infos.items() if name not in gone]
-    victims += [
-        Victim(info.name, info.size_bytes, Why.TEMPORARY)
-        async for info in log.objects.list(TEMPORARY)
-        if info.modified_at_unix_s < litter_before_unix_s
-    ]
-    return CollectionPlan(tuple(sorted(victims, key=lambda victim: victim.name)), len(sizes), sum(sizes))
+    needed = kept_names(log.state, policy, keeps_quarantined=keeps_quarantined)
+    victims: list[ObjectInfo] = []
+    kept: list[ObjectInfo] = []
+    for info in infos:
+        name = _name_in_run(log, info)
+        is_litter = (
+            info.modified_at_unix_s < litter_before_unix_s and log.failure is None
+        )  # else a later entry names it
+        is_unneeded = name not in needed if name in named else is_litter
+        (victims if is_unneeded or name in log.state.condemned else kept).append(info)
+    victims += [info async for info in log.objects.list(TEMPORARY) if info.modified_at_unix_s < litter_before_unix_s]
+    return CollectionPlan(tuple(sorted(victims)), len(kept), sum(info.size_bytes for info in kept))
 
 
 async def collect(
     log: RunLog,
-    plan: Callable[[], Awaitable[CollectionPlan]],
+    policy: Policy,
     *,
+    litter_before_unix_s: float,
+    keeps_quarantined: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> CollectionPlan:
-    """Condemns and deletes what `plan` returns, and returns it; calls `progress` with (objects deleted, in all).
+    """Condemns and deletes what `plan_collection` returns, and returns that.
+
+    Calls `progress` with (objects deleted, in all).
 
     Raises:
         StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
     """
-    gone: list[Victim] = []
+    gone: list[ObjectInfo] = []
     for _ in range(_ATTEMPTS):
-        planned = await plan()
-        total, is_outrun = len(gone) + len(planned.victims), False
-        for start in range(0, len(planned.victims), _NAMES_AN_ENTRY):
-            batch = planned.victims[start : start + _NAMES_AN_ENTRY]
+        plan = await plan_collection(
+            log, policy, litter_before_unix_s=litter_before_unix_s, keeps_quarantined=keeps_quarantined
+        )
+        total, is_outrun = len(gone) + len(plan.victims), False
+        for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
+            batch = plan.victims[start : start + _NAMES_AN_ENTRY]
             if not await _condemn(log, batch):
                 is_outrun = True  # the log moved on, and an object of the batch is needed now
                 continue
-            await log.objects.delete([_path(log, victim) for victim in batch])
+            await log.objects.delete([victim.name for victim in batch])
             gone += batch
             progress(len(gone), total)
         if not is_outrun:
             break
-    return replace(planned, victims=tuple(gone))
+    return replace(plan, victims=tuple(gone))
 
 
-async def _condemn(log: RunLog, victims: Sequence[Victim]) -> bool:
-    names = tuple(victim.name for victim in victims if victim.why in (Why.UNNEEDED, Why.LITTER))
-    if not names:
+async def _condemn(log: RunLog, victims: Sequence[ObjectInfo]) -> bool:
+    """Returns whether the log says that these objects may be deleted; temporary files are not in it."""
+    names = [_name_in_run(log, victim) for victim in victims if not victim.name.startswith(TEMPORARY)]
+    uncondemned = tuple(name for name in names if name not in log.state.condemned)
+    if not uncondemned:
         return True
-    (outcome,) = await log.append([CollectedItem(names)])
+    (outcome,) = await log.append([CollectedItem(uncondemned)])
     return outcome.rejection is None
 
 
-def _path(log: RunLog, victim: Victim) -> str:
-    return victim.name if victim.why is Why.TEMPORARY else f"{log.prefix}/{victim.name}"
+def _name_in_run(log: RunLog, info: ObjectInfo) -> str:
+    return info.name.removeprefix(f"{log.prefix}/")
 
 
 @click.command(
@@ -245,17 +223,11 @@ def gc(
             policy = replace(policy, kept_version_count=keep_versions)
         if keep_since is not None:
             policy = replace(policy, kept_hours=keep_since / 3600)
-        plan = partial(
-            plan_collection,
-            log,
-            policy,
-            litter_before_unix_s=before,
-            keeps_quarantined=not drop_quarantined,
-        )
+        terms: dict[str, Any] = {"litter_before_unix_s": before, "keeps_quarantined": not drop_quarantined}
         if not yes:
-            return await plan(), warn_of_damage(log)
+            return await plan_collection(log, policy, **terms), warn_of_damage(log)
         with shown_progress("deleting") as progress:
-            return await collect(log, plan, progress=progress), False
+            return await collect(log, policy, **terms, progress=progress), False
 
     async def collect_all() -> bool:
         is_any_damaged = False
@@ -287,7 +259,7 @@ def _values(run: str, plan: CollectionPlan, nameless: Sequence[NamelessRun], *, 
         "size_bytes": plan.size_bytes,
         "kept_objects": plan.kept_count,
         "kept_bytes": plan.kept_bytes,
-        "names": [victim.name for victim in plan.victims],
+        "names": [victim.name.split("/", 3)[-1] for victim in plan.victims],
         "runs": [
             {"uid": each.uid, "kind": each.kind, "objects": each.object_count, "size_bytes": each.size_bytes}
             for each in nameless
@@ -298,12 +270,6 @@ def _values(run: str, plan: CollectionPlan, nameless: Sequence[NamelessRun], *, 
 def _lines(plan: CollectionPlan, nameless: Sequence[NamelessRun], *, is_dry: bool) -> Iterator[str]:
     verb = "would delete" if is_dry else "deleted"
     yield f"{verb} {len(plan.victims)} objects, {plan.size_bytes} bytes"
-    counts, sizes = Counter[str](), Counter[str]()
-    for victim in plan.victims:
-        counts[victim.why] += 1
-        sizes[victim.why] += victim.size_bytes
-    for why, count in sorted(counts.items()):
-        yield f"  {why}: {count} objects, {sizes[why]} bytes"
     for each in nameless:
         yield f"{verb} {each.kind} {each.uid}: {each.object_count} objects, {each.size_bytes} bytes"
     yield f"kept {plan.kept_count} objects, {plan.kept_bytes} bytes"

@@ -6,8 +6,8 @@ import asyncio
 import datetime as dt
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, assert_never
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -15,25 +15,7 @@ from rich.table import Table
 from skerry.cli.console import as_json, console
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.options import Count
-from skerry_syncer.store.log.entries import (
-    AcceptedItem,
-    CheckpointItem,
-    ClosedItem,
-    CollectedItem,
-    CommittedItem,
-    Decided,
-    Entry,
-    Fate,
-    FateItem,
-    Item,
-    LeftItem,
-    PolicyItem,
-    RollbackItem,
-    SessionItem,
-    SnapshotItem,
-    StatusItem,
-    item_to_json,
-)
+from skerry_syncer.store.log.entries import AcceptedItem, Entry, Fate, Item, item_to_json
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, Outcome, RunState
@@ -41,6 +23,8 @@ from skerry_syncer.store.maintenance.options import opened_run, run_options, war
 
 _FOLLOW_PAUSE_S: Final = 1.0
 _SHORT: Final = 8  # digits of a 32-digit id that are shown to people
+_SHORTENED: Final = frozenset({"delta", "request_id", "session"})
+_HIDDEN: Final = frozenset({"kind", "base_digest", "digest", "last_step", "name", "parts", "squared_norms"})  # in rows
 
 
 @click.command(
@@ -76,7 +60,7 @@ def log(
 
     Where an entry is damaged, those before it are shown, and the exit status is 1.
     """
-    columns = ("position", "time (UTC)", "writer", "kind", "what", "effect")
+    columns = ("position", "time (UTC)", "writer", "kind", "facts", "effect")
 
     async def show() -> bool:
         async with opened_run(store_url, run, uid) as (opened, _):
@@ -93,7 +77,7 @@ def log(
                     if is_json:
                         click.echo(json.dumps(entry_json(entry, outcomes, state)))
                     else:
-                        for row in entry_lines(entry, outcomes):
+                        for row in entry_rows(entry, outcomes):
                             table.add_row(*row)
                 if table.row_count:
                     console().print(table)
@@ -113,23 +97,12 @@ def _end(run_log: RunLog, stop: int | None) -> int | None:
     return damaged if stop is None else min(stop, damaged)
 
 
-def entry_lines(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """Yields one row an item: position, time, writer, kind, what, effect."""
-    time = time_text(entry.written_at_unix_s)
+def entry_rows(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Yields one row an item: position, time, writer, kind, facts, effect."""
+    time = dt.datetime.fromtimestamp(entry.written_at_unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
     for outcome in outcomes:
-        yield (
-            str(entry.position),
-            time,
-            entry.writer,
-            outcome.item.kind,
-            item_text(outcome.item) + _author_text(outcome.item),
-            effect_text(outcome),
-        )
-
-
-def time_text(unix_s: float) -> str:
-    """Returns a time in UTC, to the second."""
-    return dt.datetime.fromtimestamp(unix_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        facts, effect = facts_text(outcome.item), effect_text(outcome)
+        yield str(entry.position), time, entry.writer, outcome.item.kind, facts, effect
 
 
 def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> dict[str, Any]:
@@ -139,35 +112,31 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
     decided, with its fate after the entry. So the last line that names a delta has its fate, and no reader has to fold.
     Of session ids, which let others push in a learner's name, it has the first digits.
     """
+    deltas: dict[str, DeltaState] = {}
+    for outcome in outcomes:
+        if isinstance(outcome.item, AcceptedItem) and outcome.item.delta in state.deltas:
+            deltas[outcome.item.delta] = state.deltas[outcome.item.delta]
+        deltas |= {delta.item.delta: delta for delta in outcome.decided}
     return {
         "position": entry.position,
         "previous": entry.previous,
         "writer": entry.writer,
         "write_id": entry.write_id,
         "written_at_unix_s": entry.written_at_unix_s,
-        "items": [
-            {
-                **_without_secrets(item_to_json(outcome.item)),
-                "is_admitted": outcome.rejection is None,
-                "rejection": None if outcome.rejection is None else outcome.rejection.reason,
-                "rejection_detail": None if outcome.rejection is None else outcome.rejection.detail,
-            }
-            for outcome in outcomes
-        ],
-        "fates": [_fate_json(delta) for delta in _touched(outcomes, state)],
+        "items": [_outcome_json(outcome) for outcome in outcomes],
+        "fates": [_fate_json(delta) for delta in deltas.values()],
     }
 
 
-def _without_secrets(item: dict[str, Any]) -> dict[str, Any]:
-    return {**item, "session": item["session"][:_SHORT]} if "session" in item else item
-
-
-def _touched(outcomes: tuple[Outcome, ...], state: RunState) -> Iterable[DeltaState]:
-    """Returns the deltas that were accepted or decided, each once."""
-    items = [outcome.item for outcome in outcomes if outcome.rejection is None]
-    accepted = [item.delta for item in items if isinstance(item, AcceptedItem)]
-    touched = {delta: state.deltas[delta] for delta in accepted if delta in state.deltas}
-    return (touched | {delta.item.delta: delta for outcome in outcomes for delta in outcome.decided}).values()
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    values, rejection = item_to_json(outcome.item), outcome.rejection
+    if "session" in values:
+        values["session"] = values["session"][:_SHORT]
+    return values | {
+        "is_admitted": rejection is None,
+        "rejection": None if rejection is None else rejection.reason,
+        "rejection_detail": None if rejection is None else rejection.detail,
+    }
 
 
 def _fate_json(delta: DeltaState) -> dict[str, Any]:
@@ -181,59 +150,25 @@ def _fate_json(delta: DeltaState) -> dict[str, Any]:
     }
 
 
+def facts_text(item: Item) -> str:
+    """Returns an item's fields in one line: the first digits of ids, the lengths of lists, no objects."""
+    facts = []
+    for name, value in item_to_json(item).items():
+        if name in _SHORTENED:
+            facts.append(f"{name}={value[:_SHORT]}")
+        elif name not in _HIDDEN and not isinstance(value, dict):
+            facts.append(f"{name}={len(value) if isinstance(value, tuple) else value}")
+    return ", ".join(facts)
+
+
 def effect_text(outcome: Outcome) -> str:
-    """Returns the effect of an item: the fates that it decided and whose they are, why it was rejected, or nothing."""
+    """Returns why an item was rejected, or which fates it decided, of whose deltas and why; else nothing."""
     if outcome.rejection is not None:
         return f"rejected: {outcome.rejection.reason}"
-    learners: dict[str, list[str]] = {}
+    learners: dict[tuple[str, str], list[str]] = {}
     for delta in outcome.decided:
-        learners.setdefault(delta.fate, []).append(delta.item.learner)
+        learners.setdefault((delta.fate, delta.reason), []).append(delta.item.learner)
     return ", ".join(
-        f"{len(names)} {fate} of {', '.join(sorted(set(names)))}" for fate, names in sorted(learners.items())
+        f"{len(names)} {fate} of {', '.join(sorted(set(names)))}{reason and f': {reason}'}"
+        for (fate, reason), names in sorted(learners.items())
     )
-
-
-def item_text(item: Item) -> str:  # noqa: C901, PLR0911, PLR0912 - one branch a kind of item
-    """Returns what an item says, in a few words."""
-    match item:
-        case SessionItem():
-            region = f" in {item.region}" if item.region else ""
-            return f"{item.learner}{region} attached, session {item.session[:_SHORT]}"
-        case LeftItem():
-            return f"{item.learner} left, session {item.session[:_SHORT]}"
-        case AcceptedItem():
-            steps = f"{item.step_count} steps, {item.token_count} tokens"
-            return f"{item.fragment} {item.delta[:_SHORT]} of {item.learner} from version {item.base_version}, {steps}"
-        case ClosedItem():
-            again = f", attempt {item.attempt}" if item.attempt else ""
-            return f"{item.fragment} version {item.version}: {len(item.members)} deltas{again}{_fates(item.decided)}"
-        case CommittedItem():
-            size = sum(ref.size_bytes for ref in item.update)
-            return f"{item.fragment} version {item.version}, update of {size} bytes, digest {item.digest[:_SHORT]}"
-        case FateItem():
-            return _fates(item.decided).removeprefix(", ")
-        case PolicyItem():
-            return f"request {item.request_id[:_SHORT]}"
-        case SnapshotItem():
-            size = sum(ref.size_bytes for ref in (*item.weights, *item.outer))
-            return f"{item.fragment} version {item.version}, {size} bytes"
-        case RollbackItem():
-            changes = ", ".join(f"{each.fragment} {each.source_version} as {each.version}" for each in item.fragments)
-            return f"to position {item.target_position}: {changes}"
-        case CollectedItem():
-            return f"{len(item.names)} objects condemned"
-        case StatusItem():
-            return item.status
-        case CheckpointItem():
-            return f"of position {item.at}, {item.size_bytes} bytes"
-        case _:
-            assert_never(item)
-
-
-def _author_text(item: Item) -> str:
-    author = getattr(item, "author", "")
-    return f", by {author}" if author else ""
-
-
-def _fates(decided: tuple[Decided, ...]) -> str:
-    return "".join(f", {each.delta[:_SHORT]} {each.fate}: {each.reason}" for each in decided)

@@ -6,7 +6,6 @@ import configparser
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -31,8 +30,8 @@ _METADATA: Final = "http://169.254.169.254"  # of the machine itself, in every c
 _METADATA_TIMEOUT_S: Final = 1.0  # it is on the same host
 
 
-def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
-    """Returns the options to add to `options`, and logs where the credentials come from.
+def found_credentials() -> dict[str, str]:
+    """Returns the options that obstore does not find by itself, and logs where the credentials come from.
 
     That is the environment, web identity, a container's role, the shared credentials file (with AWS_PROFILE), or the
     machine's role where it has a metadata service. May block for a second.
@@ -41,8 +40,8 @@ def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
         StoreURLError: there are none; the message says what to set.
     """
     source = next(filter(os.environ.get, _SOURCES), None)
-    if source is not None or "access_key_id" in options or "skip_signature" in options:
-        _LOG.info("store credentials found", source=source or "options")
+    if source is not None:
+        _LOG.info("store credentials found", source=source)
         return {}
     shared = _shared()
     if not shared and not _has_metadata():
@@ -54,27 +53,26 @@ def found_credentials(options: Mapping[str, str]) -> dict[str, str]:
     return shared
 
 
-def checked_endpoint(options: Mapping[str, str]) -> str:
-    """Returns the host of the S3 server that `options` or the environment name; "" for Amazon's.
+def checked_endpoint() -> str:
+    """Returns the host of the S3 server that the environment names; "" for Amazon's.
 
     Raises:
         StoreURLError: it is no URL of a server, for which obstore panics.
     """
-    variables = {"endpoint": options["endpoint"]} if "endpoint" in options else os.environ
-    for name in ("endpoint", *_ENDPOINTS):
-        if (url := variables.get(name)) is None:
-            continue
-        try:
-            parts = urlsplit(url)
-            is_right = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
-        except ValueError:  # of the port, or of brackets
-            is_right = False
-        if not is_right or parts.query or parts.fragment or not url.isprintable():
-            raise StoreURLError(
-                f"the S3 server's address is a URL such as https://s3.example:9000. {name}={redacted(url)!r}"
-            )
-        return parts.hostname or ""
-    return ""
+    name = next((name for name in _ENDPOINTS if name in os.environ), None)
+    if name is None:
+        return ""
+    url = os.environ[name]
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        is_right = False
+    if not is_right or parts.query or parts.fragment or not url.isprintable():
+        raise StoreURLError(
+            f"the S3 server's address is a URL such as https://s3.example:9000. {name}={redacted(url)!r}"
+        )
+    return parts.hostname or ""
 
 
 def _shared() -> dict[str, str]:

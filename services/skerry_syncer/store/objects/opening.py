@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -37,13 +36,10 @@ _WITHOUT_PROXY: Final[ClientConfig] = {"proxy_url": "http://127.0.0.1:9", "proxy
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
-def open_objects(
-    url: str, *, writes: bool = True, new: bool = True, reserve: bool = False, options: Mapping[str, str] | None = None
-) -> Objects:
+def open_objects(url: str, *, writes: bool = True, new: bool = True, reserve: bool = False) -> Objects:
     """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
 
-    Credentials, region and endpoint of `s3://` come from `options` (obstore's names: `endpoint`, `region`,
-    `access_key_id`, `secret_access_key` ...) or else the AWS_* environment; credentials also from where else
+    Credentials, region and endpoint of `s3://` come from the AWS_* environment; credentials also from where else
     `found_credentials` looks. Of a `file://` store, `new` begins one where there is none, and makes its folder. Without
     `new` that is refused, because the store may be on a volume that is not mounted, whether its folder is the mount
     point or below. `reserve` sets 16 MiB of a `file://` store's disk aside, so that collections work on a full one.
@@ -59,7 +55,7 @@ def open_objects(
         return folder
     if scheme == "memory":
         return ObstoreObjects(MemoryStore())
-    return _open_bucket(url, options or {})
+    return _open_bucket(url)
 
 
 def parse_url(url: str) -> tuple[str, Path]:
@@ -146,14 +142,13 @@ def _make_durable(folder: Path) -> None:
     FileSystem().sync_folder(folder.parent)
 
 
-def _open_bucket(url: str, options: Mapping[str, str]) -> Objects:
+def _open_bucket(url: str) -> Objects:
     try:
         # Plain HTTP is used only if the endpoint's own URL says http.
         client: ClientConfig = {**_CLIENT, "allow_http": True}
-        if is_loopback(checked_endpoint(options)):
+        if is_loopback(checked_endpoint()):
             client = {**client, **_WITHOUT_PROXY}
-        settings = {**options, **found_credentials(options)}
-        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **settings)  # type: ignore[arg-type]  # names are checked by obstore
+        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **found_credentials())  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:
         cause = str(error).partition("\n")[0]
         raise StoreURLError(f"bucket can't be used; {_HELP}. url={url!r}, cause={cause}") from error

@@ -19,50 +19,40 @@ _prefixes = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, str]]:
-    """A bucket on moto's server."""
+def moto() -> Iterator[str]:
+    """The address of moto's server."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    options = {
-        "endpoint": f"http://{host}:{port}",
-        "region": "us-east-1",
-        "access_key_id": "testing",
-        "secret_access_key": "testing",
-    }
-    _make_bucket(options)
-    yield options
+    yield f"http://{host}:{port}"
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def real_s3_options() -> dict[str, str]:
-    """A bucket on the server that SKERRY_TEST_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION name."""
-    endpoint = os.environ.get("SKERRY_TEST_S3_ENDPOINT")
-    if not endpoint:
-        pytest.skip("SKERRY_TEST_S3_ENDPOINT names no S3 server")
-    options = {
-        "endpoint": endpoint,
-        "region": os.environ.get("SKERRY_TEST_S3_REGION", "us-east-1"),
-        "access_key_id": os.environ["SKERRY_TEST_S3_ACCESS_KEY"],
-        "secret_access_key": os.environ["SKERRY_TEST_S3_SECRET_KEY"],
-    }
-    _make_bucket(options)
-    return options
-
-
-def _make_bucket(options: dict[str, str]) -> None:
-    client = boto3.client(
-        "s3",
-        endpoint_url=options["endpoint"],
-        region_name=options["region"],
-        aws_access_key_id=options["access_key_id"],
-        aws_secret_access_key=options["secret_access_key"],
-    )
-    known = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
-    if _BUCKET not in known:
+def _new_prefix(monkeypatch: pytest.MonkeyPatch, endpoint: str, **variables: str) -> str:
+    """Returns the URL of an empty prefix on a server, to which the environment leads from now on."""
+    variables = {"REGION": "us-east-1", "ENDPOINT": endpoint, "ENDPOINT_URL": endpoint, **variables}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    client = boto3.client("s3", endpoint_url=endpoint, region_name=variables["REGION"])
+    if _BUCKET not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
         client.create_bucket(Bucket=_BUCKET)
+    return f"s3://{_BUCKET}/{os.getpid()}-{next(_prefixes)}"
+
+
+@pytest.fixture
+def s3_url(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty prefix on moto's server."""
+    return _new_prefix(monkeypatch, moto)
+
+
+@pytest.fixture
+def real_s3_url(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty prefix on the server that SKERRY_TEST_S3_ENDPOINT, _ACCESS_KEY and _SECRET_KEY name."""
+    if (endpoint := os.environ.get("SKERRY_TEST_S3_ENDPOINT")) is None:
+        pytest.skip("SKERRY_TEST_S3_ENDPOINT names no S3 server")
+    key, secret = (os.environ[f"SKERRY_TEST_S3_{name}_KEY"] for name in ("ACCESS", "SECRET"))
+    return _new_prefix(monkeypatch, endpoint, ACCESS_KEY_ID=key, SECRET_ACCESS_KEY=secret)
 
 
 @pytest.fixture(
@@ -77,5 +67,4 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
             return open_objects("memory://")
         case "file":
             return open_objects(f"file://{tmp_path}/store")
-    options = request.getfixturevalue("s3_options" if request.param == "s3" else "real_s3_options")
-    return open_objects(f"s3://{_BUCKET}/{os.getpid()}-{next(_prefixes)}", options=options)
+    return open_objects(request.getfixturevalue("s3_url" if request.param == "s3" else "real_s3_url"))

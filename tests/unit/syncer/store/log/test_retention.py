@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ from skerry_syncer.store.log.retention import (
 )
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import verify_run
-from skerry_syncer.store.maintenance.collecting import collect, plan_collection
+from skerry_syncer.store.maintenance.collecting import collect
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
@@ -122,8 +121,7 @@ class Trained:
 
     async def collect(self) -> int:
         """Returns how many objects went."""
-        plan = partial(plan_collection, self.log, self.log.state.policy, litter_before_unix_s=0.0)
-        return len((await collect(self.log, plan)).victims)
+        return len((await collect(self.log, self.log.state.policy, litter_before_unix_s=0.0)).victims)
 
     async def refused(self, item: Item) -> str:
         """Appends an item that must have no effect; returns why."""

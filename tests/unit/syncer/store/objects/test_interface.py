@@ -103,12 +103,6 @@ async def test_deleting_passes_over_what_is_gone(objects: Objects) -> None:
     assert await objects.get("b/1") == b"y"
 
 
-async def test_syncing_what_another_wrote_changes_nothing(objects: Objects) -> None:
-    await objects.create("a/b/1", b"x")
-    await objects.sync_parent("a/b/1")
-    assert await objects.get("a/b/1") == b"x"
-
-
 @pytest.mark.parametrize("name", ["../a", "a/../b", "/a", "a//b", "a/", "", ".", "a\0b", "a b", "é"])
 async def test_names_that_could_leave_the_store_are_refused(objects: Objects, name: str) -> None:
     with pytest.raises(ValueError, match="name is not legal"):

@@ -1,0 +1,155 @@
+"""A store URL that can't be used says what to do, before anything is done; a volume that is away is no empty store."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from skerry.runtime.identifiers import SystemEntropy
+from skerry.runtime.workers import Arguments, InlineWorkers, Result
+from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, StoreURLError
+from skerry_syncer.store.objects.interface import ObjectInfo, Objects
+from skerry_syncer.store.objects.local import MARKER, LocalObjects
+from skerry_syncer.store.objects.opening import open_objects, parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("/var/lib/skerry", "did you mean file:///var/lib/skerry"),
+        ("~/store", f"did you mean file://{Path.home()}/store"),
+        ("", "no scheme"),
+        ("gs://bucket/prefix", "use file:///"),
+        ("s3:///prefix", "needs a bucket"),
+        ("s3://bucket/a#1", r"has a \? or #"),
+        ("file://", "names no folder"),
+        ("file://localhost", "names no folder"),
+        ("file:///tmp/..", "names no folder"),
+        ("file:///$HOME", "a variable"),
+        ("file://~nobodyhere/s", "home of nobody"),
+        ("file:///tmp/a%00b", "control character"),
+        ("file:///dev/null", "can't be used"),
+        ("file:///dev/null/store", "can't be used"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_says_what_would(url: str, advice: str) -> None:
+    with pytest.raises(StoreURLError, match=advice):
+        open_objects(url)
+
+
+@pytest.mark.parametrize("begin", ["file://{}/", "file://localhost{}/", "file:{}/", "FILE://{}/", " file://{}/"])
+@pytest.mark.parametrize("path", ["my%20store", "my store", "a#1", "a%231", "a?b=c", "~x", "100%", "a;b", "ü"])
+def test_all_of_a_path_is_the_path(begin: str, path: str) -> None:
+    assert parse_url(begin.format("/data") + path) == ("file", Path("/data", unquote(path)))
+
+
+def test_a_path_may_be_relative_or_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/of-me")
+    assert parse_url("file://data/store") == ("file", tmp_path / "data/store")
+    assert parse_url("file://~/store") == ("file", Path("/home/of-me/store"))
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "minio:9000", "ftp://minio", "http://", "http://minio:99999", "http://a b", "http://minio?x=1", "http://[::1"],
+)
+def test_an_s3_address_that_is_no_url_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
+    with pytest.raises(StoreURLError, match=r"https://s3.example:9000. AWS_ENDPOINT_URL_S3="):
+        open_objects("s3://bucket/x")
+
+
+async def test_no_proxy_of_the_environment_is_used_for_an_s3_server_of_this_machine(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    with pytest.raises(ObjectMissingError):
+        await open_objects(s3_url).get("a")
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(StoreUnavailableError, match=r"//127\.0\.0\.1:9/"):  # to which all tests' environment leads
+        await open_objects("s3://bucket/x").get("a")
+
+
+@pytest.mark.usefixtures("s3_url")
+def test_a_command_that_a_bucket_refuses_ends_though_threads_of_it_do_not() -> None:
+    # As obstore's may go on after the last answer, and abort a process that is torn down meanwhile.
+    program = (
+        "import sys, threading; from skerry.cli.main import main; "
+        "threading.Thread(target=threading.Event().wait).start(); main(sys.argv[1:])"
+    )
+    words = ["verify", "demo", "--store", "s3://no-such-bucket-here/x"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "bucket does not exist" in error
+
+
+@pytest.mark.parametrize("folder", ["mount", "mount/store", "mount/of/a/store"])
+def test_without_a_marker_a_store_is_begun_only_if_asked_for(tmp_path: Path, folder: str) -> None:
+    """Its volume may not be mounted: `mount` is the mount point, and the store is that or a folder below."""
+    url = f"file://{tmp_path}/{folder}"
+    (tmp_path / "mount").mkdir()
+    with pytest.raises(StoreURLError, match=r"there is no store.*volume mounted.*--new-store"):
+        open_objects(url, new=False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mount"]
+    for new in (True, True, False):
+        open_objects(url, new=new)
+    assert (tmp_path / folder / MARKER).read_bytes() == b'{"format":1}'
+
+
+class _ReturningWorkers(InlineWorkers):
+    """Workers before whose job `number` the volume is back: what was asked until then met an empty mount point."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self._root = root
+        self._jobs_until = number
+
+    async def run(self, function: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        self._jobs_until -= 1
+        if self._jobs_until == 0:
+            self._root.rmdir()
+            self._root.with_name("away").rename(self._root)
+        return await super().run(function, *args)
+
+
+async def _joined(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def _listed(infos: AsyncIterator[ObjectInfo]) -> set[tuple[str, int]]:
+    return {(info.name, info.size_bytes) async for info in infos}
+
+
+@pytest.mark.parametrize("back_before_job", [1, 2, 3])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda objects: objects.get("runs/a/1"),
+        lambda objects: _joined(objects.stream("runs/a/1")),
+        lambda objects: objects.folders("runs"),
+        lambda objects: _listed(objects.list("")),
+    ],
+)
+async def test_nothing_is_missing_because_its_volume_is_away(
+    tmp_path: Path, read: Callable[[Objects], Awaitable[object]], back_before_job: int
+) -> None:
+    root = tmp_path / "store"
+    written = open_objects(f"file://{root}")
+    await written.create("runs/a/1", b"one")
+    content = await read(written)
+    workers = _ReturningWorkers(root, back_before_job)
+    objects = LocalObjects(root, workers=workers, entropy=SystemEntropy(), is_marked=True)
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    with contextlib.suppress(StoreUnavailableError):
+        assert await read(objects) == content

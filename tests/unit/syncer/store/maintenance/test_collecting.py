@@ -158,7 +158,9 @@ readers = pytest.mark.parametrize("read", [_verify, _weights, _cold_replica, _ro
 
 
 @readers
-async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(driver: Driver, read: Read) -> None:
+async def test_a_collection_takes_the_way_that_a_reader_goes_and_it_takes_another(read: Read) -> None:
+    driver = await trained(8, DictObjects())
+
     async def happen() -> None:
         await driver.snapshot()
         assert any("snapshots/" in name for name in await collected(driver, 1))
@@ -186,7 +188,9 @@ async def test_what_a_collection_takes_from_a_reader_was_collected_and_is_not_da
 
 
 @readers
-async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(driver: Driver, read: Read) -> None:
+async def test_an_object_that_nobody_condemned_is_missing_though_a_collection_runs(read: Read) -> None:
+    driver = await trained(8, DictObjects())
+
     async def happen() -> None:
         await collected(driver, 8)
         names = [info.name async for info in driver.objects.list(driver.log.prefix)]

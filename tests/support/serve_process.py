@@ -33,6 +33,7 @@ class ServeProcess:
         self._log_path = folder / "serve.log"
         self._log = self._log_path.open("ab")
         self._process: asyncio.subprocess.Process | None = None
+        self.first_line = ""
 
     async def start(self, *options: str) -> None:
         """Returns when the process listens."""
@@ -50,7 +51,7 @@ class ServeProcess:
         )
         assert self._process.stdout is not None
         async with asyncio.timeout(30):
-            line = (await self._process.stdout.readline()).decode()
+            line = self.first_line = (await self._process.stdout.readline()).decode()
         assert line.startswith(f"listening on {self.host}:"), line + tail(self._log_path)
         self.port = int(line.split()[2].rstrip(",").rpartition(":")[2])
 

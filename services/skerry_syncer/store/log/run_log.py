@@ -206,7 +206,7 @@ class RunLog:
         """Yields the entries from position `start` to before `stop` or to the log's end, with their bytes.
 
         Raises:
-            LogCorruptError: an entry does not follow the one yielded before it, or can't be read as one.
+            LogCorruptError: an entry is missing, does not follow the one yielded before it, or can't be read as one.
         """
         position, previous = start, None
         while stop is None or position < stop:
@@ -220,6 +220,9 @@ class RunLog:
                 yield entry, data
                 position += 1
             if len(entries) < width:
+                self._raise_failure()
+                if position <= self.state.position:
+                    raise LogCorruptError(f"log entry is missing. run={self.spec.name}, position={position}")
                 return
 
     async def close(self) -> None:

@@ -176,7 +176,7 @@ def _versions_to_check(state: RunState, name: str, since: int) -> list[int]:
 async def _check_log(log: RunLog) -> list[str]:
     """Folds the log again, from its first entry to the last good one, and counts the fates that each delta gets."""
     names = [info.name.rpartition("/")[2] async for info in log.objects.list(f"{log.prefix}/log")]
-    last = max([log.state.position, *(int(name) for name in names if name.isdecimal())])
+    last = max((int(name) for name in names if name.isdecimal()), default=0)
     state, accepted, fates, problems = RunState(log.spec), set[str](), Counter[str](), []
     try:
         async for entry, data in log.entries():

@@ -225,7 +225,7 @@ def gc(
             policy = replace(policy, kept_hours=keep_since / 3600)
         terms: dict[str, Any] = {"litter_before_unix_s": before, "keeps_quarantined": not drop_quarantined}
         if not yes:
-            return await plan_collection(log, policy, **terms), warn_of_damage(log)
+            return await plan_collection(log, policy, **terms), warn_of_damage(log.failure, log.state.position)
         with shown_progress("deleting") as progress:
             return await collect(log, policy, **terms, progress=progress), False
 

@@ -49,7 +49,8 @@ def stored_weights(
                     for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
                         yield spec.name, weights[offset : offset + spec.numel].reshape(spec.shape)
 
-            yield _record(log.spec, versions, shown_position), pull, position is None and warn_of_damage(log)
+            is_cut = position is None and warn_of_damage(log.failure, shown_position)
+            yield _record(log.spec, versions, shown_position), pull, is_cut
         finally:
             runner.run(stack.aclose())
 

@@ -17,8 +17,7 @@ from skerry.runtime.logs import log_to_stderr
 from skerry.runtime.options import Parsed, run_argument
 from skerry.runtime.workers import ThreadWorkers, Workers
 from skerry.wire.layout import check_id, check_name
-from skerry_syncer.store.errors import RunNotFoundError, StoreRefusedError, StoreURLError
-from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.errors import LogCorruptError, RunNotFoundError, StoreRefusedError, StoreURLError
 from skerry_syncer.store.objects.opening import open_objects, parse_url
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
 from skerry_syncer.store.store import Store
@@ -135,12 +134,12 @@ async def resolved(store: Store, run_name: str) -> str:
         raise RunNotFoundError(f"{error}, runs={names}") from None
 
 
-def warn_of_damage(log: RunLog) -> bool:
-    """Says on standard error where reading stopped because the log is damaged; returns whether it is."""
-    if log.failure is not None:
-        click.echo(f"damaged: {log.failure}", err=True)
-        click.echo(f"this goes up to position {log.state.position}; restore the entry after it from a backup", err=True)
-    return log.failure is not None
+def warn_of_damage(failure: LogCorruptError | None, position: int) -> bool:
+    """Says on standard error at which position reading stopped because the log is damaged; returns whether it is."""
+    if failure is not None:
+        click.echo(f"damaged: {failure}", err=True)
+        click.echo(f"this goes up to position {position}; restore the entry after it from a backup", err=True)
+    return failure is not None
 
 
 def report(values: Mapping[str, Any], lines: Iterable[str], *, is_json: bool) -> None:

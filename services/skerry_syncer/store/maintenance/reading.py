@@ -15,9 +15,9 @@ from rich.table import Table
 from skerry.cli.console import as_json, console
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.options import Count
+from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import AcceptedItem, Entry, Fate, Item, item_to_json
 from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, Outcome, RunState
 from skerry_syncer.store.maintenance.options import opened_run, run_options, warn_of_damage
 
@@ -65,36 +65,30 @@ def log(
     async def show() -> bool:
         async with opened_run(store_url, run, uid) as (opened, _):
             run_log = opened.log
-            end = _end(run_log, stop)
             first = max(start, run_log.state.position - last + 1) if last else start
-            state = RunState(run_log.spec)
+            state, failure = RunState(run_log.spec), None
             table = Table(*columns, box=None, header_style="dim", pad_edge=False)
             while True:
-                async for entry, data in run_log.entries(state.position + 1, end):
-                    outcomes = apply_entry(state, entry, data)
-                    if entry.position < first:
-                        continue
-                    if is_json:
-                        click.echo(json.dumps(entry_json(entry, outcomes, state)))
-                    else:
-                        for row in entry_rows(entry, outcomes):
-                            table.add_row(*row)
+                try:
+                    async for entry, data in run_log.entries(state.position + 1, stop):
+                        outcomes = apply_entry(state, entry, data)
+                        if entry.position < first:
+                            continue
+                        if is_json:
+                            click.echo(json.dumps(entry_json(entry, outcomes, state)))
+                        else:
+                            for row in entry_rows(entry, outcomes):
+                                table.add_row(*row)
+                except LogCorruptError as error:
+                    failure = error
                 if table.row_count:
                     console().print(table)
                     table = Table(*columns, box=None, show_header=False, pad_edge=False)
-                if not follow or (end is not None and state.position + 1 >= end):
-                    return end != stop and warn_of_damage(run_log)
+                if failure or not follow or state.position + 1 == stop:
+                    return warn_of_damage(failure, state.position)
                 await SystemClock().sleep(_FOLLOW_PAUSE_S)
 
     sys.exit(asyncio.run(show()))
-
-
-def _end(run_log: RunLog, stop: int | None) -> int | None:
-    """Returns the position to stop before: `stop`, or that of a damaged entry before it; None at the log's end."""
-    if run_log.failure is None:
-        return stop
-    damaged = run_log.state.position + 1
-    return damaged if stop is None else min(stop, damaged)
 
 
 def entry_rows(entry: Entry, outcomes: tuple[Outcome, ...]) -> Iterator[tuple[str, str, str, str, str, str]]:
@@ -114,7 +108,7 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
     """
     deltas: dict[str, DeltaState] = {}
     for outcome in outcomes:
-        if isinstance(outcome.item, AcceptedItem) and outcome.item.delta in state.deltas:
+        if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None:
             deltas[outcome.item.delta] = state.deltas[outcome.item.delta]
         deltas |= {delta.item.delta: delta for delta in outcome.decided}
     return {

@@ -121,7 +121,15 @@ async def test_a_log_that_lost_its_end_is_found() -> None:
     end = driver.log.state.position
     await driver.objects.delete([f"{driver.log.prefix}/log/{end:020}"])
     (problem,) = (await verify(driver)).problems
-    assert problem == f"log breaks off after entry {end - 1}: log entry is missing. position={end}, last={end}"
+    assert problem == f"log breaks off after entry {end - 1}: log entry is missing. run=run, position={end}"
+
+
+async def test_an_entry_behind_a_gap_is_found_however_wide_the_gap_is() -> None:
+    driver = await trained()
+    end = driver.log.state.position
+    await driver.objects.create(f"{driver.log.prefix}/log/{end + 9:020}", b"an entry")
+    (problem,) = (await verify(driver)).problems
+    assert problem == f"log breaks off after entry {end}: log entry is missing. position={end + 1}, last={end + 9}"
 
 
 async def test_since_a_position_or_a_time_are_the_versions_that_were_the_newest_then() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from skerry.cli.authority import Authority, Wanted
 from skerry.cli.keys import keys
 from skerry.net.tls import Tls
 
@@ -29,8 +27,3 @@ def replace_pair(folder: Path, name: str, source: Path) -> None:
     """Gives `name` the certificate and key that it has in another folder."""
     for ending in ("key", "pem"):
         (folder / f"{name}.{ending}").write_bytes((source / f"{name}.{ending}").read_bytes())
-
-
-def make_pair(folder: Path, wanted: Wanted) -> None:
-    """Makes a certificate that `skerry keys` would not make, by the authority of the folder."""
-    Authority(folder, datetime.now(UTC)).make(wanted, 1)

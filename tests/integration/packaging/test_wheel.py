@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from tests.support.source_modules import IMPORT_ALL, torch_free_modules
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,17 +49,16 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_what_a_stranger_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    wanted = ["skerry/v1/exchange_pb2.pyi", "skerry/py.typed", "skerry/cli/main.py", "skerry_syncer/command.py"]
-    assert [name for name in wanted if name not in names] == []
+    folders = (ROOT / "client", ROOT / "services")
+    modules = {path.relative_to(folder).as_posix() for folder in folders for path in folder.glob("skerry*/**/*.py")}
+    assert {*modules, "skerry/v1/exchange_pb2.pyi", "skerry/py.typed"} <= set(names)
     packages = {"skerry", "skerry_syncer", "skerry_learner"}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == packages
 
 
-def test_the_installed_wheel_imports_without_torch_and_from_itself(python: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_is_imported_from_itself(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import skerry.wire; print(skerry.wire.__file__)", folder=tmp_path)
     assert Path(where.strip()).is_relative_to(python.parents[1])
-    tried = run(python, "-c", IMPORT_ALL, json.dumps(torch_free_modules()), folder=tmp_path)
-    assert json.loads(tried) == {}
 
 
 def test_the_installed_command_shows_its_help(python: Path, tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ _log = get_logger(__name__)
 
 # The wait for an answer to a leave is short, since the lease runs out by itself.
 _LEAVE_TIMEOUT_S: Final = 2.0
-# The shortest that a policy can state: a syncer that states less does not make a learner report all the time.
-_SHORTEST_LEASE_S: Final = 0.1
 # Time between two reports even if the lease allows more, so that observers see the learner's progress.
 _LONGEST_REPORT_INTERVAL_S: Final = 2.0
 
@@ -179,8 +177,7 @@ class Attachment:
         session, is_first = self._session, self._session.run_step_count is None
         session.saw(attached.run.position)
         session.policy = policy_of(attached.run.policy, session.policy)
-        lease_term_s = attached.lease_term.seconds + attached.lease_term.nanos / 1e9
-        self._lease_term_s = max(lease_term_s or session.policy.lease_term_s, _SHORTEST_LEASE_S)
+        self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
         session.run_progressed(attached.run_step_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)

@@ -59,38 +59,26 @@ def log_to_stderr(level: str = "info") -> None:
     handler = logging.StreamHandler()
     terminal = Console(file=handler.stream)  # which knows NO_COLOR and terminals that have none
     has_colours = terminal.color_system is not None and not terminal.no_color
-    handler.setFormatter(TerminalFormatter(has_colours=has_colours) if terminal.is_terminal else LogfmtFormatter())
+    short = structlog.dev.ConsoleRenderer(pad_event_to=0, pad_level=False, sort_keys=False, colors=has_colours)
+    handler.setFormatter(_Formatter(short if terminal.is_terminal else _LINE))
     logger = logging.getLogger("skerry")
     logger.handlers = [handler]
     logger.setLevel(level.upper())
 
 
-class LogfmtFormatter(logging.Formatter):
-    """One line for each record of this project's loggers; tracebacks are in it, as `exception`."""
+class _Formatter(logging.Formatter):
+    """One line for each record of this project's loggers, and its traceback, as `exception` or below the line."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
-        event: dict[str, Any] = {"timestamp": timestamp, "level": record.levelname.lower()}
-        event |= _event(record)
-        if record.exc_info:
-            event["exception"] = self.formatException(record.exc_info)
-        return _LINE(None, record.levelname, _bounded_text(event))
-
-
-class TerminalFormatter(logging.Formatter):
-    """The same for people: short, with the local time of day."""
-
-    def __init__(self, *, has_colours: bool) -> None:
+    def __init__(self, render: structlog.typing.Processor) -> None:
         super().__init__()
-        self._render = structlog.dev.ConsoleRenderer(
-            pad_event_to=0, pad_level=False, sort_keys=False, colors=has_colours
-        )
+        self._render = render
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, and below it the traceback, if there is one."""
-        time_text = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        event: dict[str, Any] = {"timestamp": time_text, "level": record.levelname.lower(), **_event(record)}
+        """Returns the line: with the time in UTC, and for people with the local time of day."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        is_short = self._render is not _LINE
+        text = time.astimezone().strftime("%H:%M:%S") if is_short else time.isoformat().replace("+00:00", "Z")
+        event: dict[str, Any] = {"timestamp": text, "level": record.levelname.lower(), **_event(record)}
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return str(self._render(None, record.levelname, _bounded_text(event)))

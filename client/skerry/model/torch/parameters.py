@@ -326,22 +326,7 @@ def _unfit(tensor: torch.Tensor) -> str | None:
         except (RuntimeError, TypeError) as error:
             kind, cause = type(part).__name__, str(error).partition("\n")[0]
             reason = f"its tensor type can't be read and written ({kind}: {cause}). Train a plain tensor"
-    elif _overlaps(part):
-        reason = "several of its elements are one place in memory. Train a copy of it, as clone() makes"
-    elif part.is_inference():
-        reason = "it was made in inference mode, so it can't be changed. Train a copy of it, as clone() makes"
     return reason
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, or lie so between each other that they may."""
-    end = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < end:
-                return True
-            end += stride * (size - 1)
-    return False
 
 
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

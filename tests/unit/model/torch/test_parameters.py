@@ -289,12 +289,10 @@ _ODD: dict[str, Callable[[], torch.Tensor]] = {
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
     "meta": lambda: torch.zeros(4, device="meta"),
     "lazy": nn.parameter.UninitializedParameter,
-    "overlapping": lambda: torch.zeros(1, 4).expand(4, 4),
 }
 _UNTRAINED: dict[str, Callable[[], torch.Tensor]] = {
     "uint8": lambda: torch.zeros(4, 4, dtype=torch.uint8),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.quint8),
-    "inference": torch.inference_mode()(lambda: torch.zeros(4)),
 }
 
 
@@ -336,6 +334,6 @@ def test_a_trainable_parameter_may_lie_in_memory_as_it_likes(kind: str) -> None:
 
 
 def test_a_mapping_is_checked_as_a_module_is() -> None:
-    for make in (_ODD["complex"], _ODD["CSR"], _UNTRAINED["inference"]):
+    for make in (_ODD["complex"], _ODD["CSR"]):
         with pytest.raises(ValueError, match="parameter=odd"):
             TorchParameters({"w": torch.zeros(2), "odd": make()})

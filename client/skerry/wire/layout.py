@@ -162,7 +162,6 @@ class Blocks:
 
     size: int
     edges: NDArray[np.uint64]  # (count + 1,) first element of each block, from the range's first; then numel
-    is_even: bool  # whether all blocks but the last are full, so that the range is a matrix of blocks and a short tail
 
     @property
     def numel(self) -> int:
@@ -203,8 +202,8 @@ def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Bloc
     bounds = layout.bounds_within(first, stop) - first  # (tensors + 1,)
     lengths = np.diff(bounds)
     if not (lengths[:-1] % size).any():
-        return Blocks(size, _even_edges(numel, size), is_even=True)
+        return Blocks(size, _even_edges(numel, size))
     counts = -(-lengths // size)
     nth_in_tensor = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = np.repeat(bounds[:-1], counts) + nth_in_tensor * size
-    return Blocks(size, np.append(starts, numel).astype(np.uint64), is_even=False)
+    return Blocks(size, np.append(starts, numel).astype(np.uint64))

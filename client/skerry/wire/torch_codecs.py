@@ -112,7 +112,7 @@ def _quantise(cut: Cut, values: torch.Tensor, layout: FragmentLayout) -> _Quanti
     quotients = rows / scales.masked_fill(is_zero, torch.inf).unsqueeze(1)
     rounded = quotients.round_().to(torch.int8)
     codes, levels = rounded.view(torch.uint8), rounded.float()
-    codes, decoded = (_flat(each, blocks, places) for each in (codes, levels.mul_(scales.unsqueeze(1))))
+    codes, decoded = (_flat(each, places) for each in (codes, levels.mul_(scales.unsqueeze(1))))
     packed = codes if cut.codec is Codec.INT8 else _pack_nibbles(codes)
     return _Quantised(_host_array(scales), _host_array(packed), decoded)
 
@@ -128,8 +128,8 @@ def _host_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _places(blocks: Blocks, device: torch.device) -> torch.Tensor | None:
-    """Return `(numel,)`: where each element of an uneven range is among rows of whole blocks; None: in its order."""
-    if blocks.is_even:
+    """Return `(numel,)`: where each element is among rows of whole blocks; None where all blocks are whole."""
+    if blocks.numel == blocks.count * blocks.size:
         return None
     lengths = torch.from_numpy(blocks.lengths).to(device)
     padding = torch.from_numpy(np.arange(blocks.count) * blocks.size - blocks.edges[:-1].astype(np.int64)).to(device)
@@ -138,20 +138,17 @@ def _places(blocks: Blocks, device: torch.device) -> torch.Tensor | None:
 
 def _rows(values: torch.Tensor, blocks: Blocks, places: torch.Tensor | None) -> torch.Tensor:
     """Return `(count, size)`: a block in each row, and zeros behind those that are short."""
-    if places is None and blocks.numel == blocks.count * blocks.size:
+    if places is None:
         return values.reshape(blocks.count, blocks.size)
     rows = values.new_zeros(blocks.count * blocks.size)
-    if places is None:
-        rows[: blocks.numel] = values
-    else:
-        rows[places] = values
+    rows[places] = values
     return rows.view(blocks.count, blocks.size)
 
 
-def _flat(rows: torch.Tensor, blocks: Blocks, places: torch.Tensor | None) -> torch.Tensor:
+def _flat(rows: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
     """Return `(numel,)`: the elements of rows that `_rows` made."""
     flat = rows.reshape(-1)
-    return flat[: blocks.numel] if places is None else flat[places]
+    return flat if places is None else flat[places]
 
 
 def _pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

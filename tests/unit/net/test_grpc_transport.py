@@ -45,13 +45,9 @@ def test_the_reason_decides_the_class_and_the_server_says_when_to_retry() -> Non
     [
         ("SESSION_FENCED", StopExchangingError),
         ("STORE_ROLLED_BACK", StoreLostError),
-        ("NEWER_FORMAT", TryAgainError),
-        ("OBJECT_UNREADABLE", TryAgainError),
-        ("RUN_OPENING", TryAgainError),
         ("BASE_STALE", WorkRefusedError),
         ("RUN_EXISTS", RunExistsError),
         ("DRAINING", TryAgainError),
-        ("TOO_SLOW", TryAgainError),
     ],
 )
 def test_every_reason_says_what_to_do(reason: str, kind: type[SkerryError]) -> None:

@@ -42,7 +42,6 @@ def test_blocks_restart_at_each_tensor(layout: FragmentLayout, size: int) -> Non
     expected = [low for _, start, stop in layout.ranges(0, layout.numel) for low in range(start, stop, size)]
     assert blocks.count == len(expected)
     assert blocks.edges.tolist() == [*expected, layout.numel]
-    assert blocks.is_even is (expected == [*range(0, layout.numel, size)])
 
 
 @given(layouts, st.integers(1, 20), st.data())

@@ -16,7 +16,10 @@ from skerry_syncer.store.log.entries import (
     RollbackFragment,
     RollbackItem,
     RunSpec,
+    RunStatus,
+    SessionItem,
     SnapshotItem,
+    StatusItem,
 )
 from skerry_syncer.store.log.fold import apply_entry, check_item
 from skerry_syncer.store.log.state import Outcome, RunState
@@ -37,6 +40,17 @@ class History:
 
     def __init__(self) -> None:
         self.state = RunState(SPEC)
+        self.entries: list[bytes] = []
+
+    @classmethod
+    def opened(cls) -> "History":
+        """Returns an open run with version 0 of both fragments and learners m0 and m1."""
+        history = cls()
+        for item in (snapshot(0, EMBED), snapshot(0), StatusItem(RunStatus.OPEN)):
+            history.admit(item)
+        for learner in ("m0", "m1"):
+            history.admit(SessionItem(learner, f"{learner}-s1", "here"))
+        return history
 
     def add(self, *items: Item) -> tuple[Outcome, ...]:
         """Adds an entry."""
@@ -50,8 +64,10 @@ class History:
             0.0,
             items,
         )
-        self.entry = Entry.from_bytes(entry.to_bytes())
-        return apply_entry(state, self.entry, entry.to_bytes())
+        data = entry.to_bytes()
+        self.entries.append(data)
+        self.entry = Entry.from_bytes(data)
+        return apply_entry(state, self.entry, data)
 
     def admit(self, item: Item) -> tuple[str, ...]:
         """Adds an item that must take effect; returns the deltas that it decided."""

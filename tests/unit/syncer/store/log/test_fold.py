@@ -47,14 +47,7 @@ def draft() -> History:
 
 @pytest.fixture
 def history() -> History:
-    """An open run with version 0 of both fragments and learners m0 and m1."""
-    made = History()
-    made.admit(snapshot(0, EMBED))
-    made.admit(snapshot(0))
-    made.admit(StatusItem(RunStatus.OPEN))
-    made.admit(SessionItem("m0", "m0-s1", "here"))
-    made.admit(SessionItem("m1", "m1-s1", "there"))
-    return made
+    return History.opened()
 
 
 def test_initial_weights_come_by_push_and_become_version_0_by_their_snapshot(draft: History) -> None:

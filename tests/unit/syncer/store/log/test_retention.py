@@ -20,9 +20,7 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     PolicyItem,
-    RunStatus,
     SessionItem,
-    StatusItem,
 )
 from skerry_syncer.store.log.retention import (
     LEAST_VERSIONS,
@@ -245,12 +243,7 @@ def checkpoint(history: History, **oldest: int) -> CheckpointItem:
 @pytest.fixture
 def history() -> History:
     """An open run with versions 0 to 12 of one fragment, a delta of m0 in each and a snapshot."""
-    made = History()
-    made.admit(snapshot(0, EMBED))
-    made.admit(snapshot(0))
-    made.admit(StatusItem(RunStatus.OPEN))
-    made.admit(SessionItem("m0", "m0-s1", "here"))
-    made.admit(SessionItem("m1", "m1-s1", "there"))
+    made = History.opened()
     for version in range(1, VERSIONS + 1):
         if version == 1:
             made.admit(accepted("of m1", "m1"))
@@ -375,14 +368,11 @@ def test_a_writer_asks_to_forget_only_what_is_no_base_any_more(history: History)
 
 
 def test_the_state_goes_into_bytes_and_back() -> None:
-    made = History()
-    for item in (snapshot(0, EMBED), snapshot(0), StatusItem(RunStatus.OPEN), SessionItem("m0", "m0-s1", "here")):
-        made.admit(item)
+    made = History.opened()
     made.admit(accepted("a"))
     committed_round(made, "a")
     made.admit(accepted("b", base=1))
     made.admit(closed("b", version=2))
-    made.admit(SessionItem("m1", "m1-s1", "there"))
     made.admit(accepted("c", "m1", base=1))
     made.admit(CollectedItem(("deltas/body/litter/part",)))
     made.admit(PolicyItem("p", Policy(max_staleness=3)))

@@ -113,9 +113,9 @@ class StoreLink:
         """Puts an object that must not exist."""
         await self._call("create", name, lambda: self._store.objects.create(name, data))
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
+    async def get(self, name: str) -> bytes:
         """Returns the object's bytes."""
-        return await self._call("get", name, lambda: self._store.objects.get(name, length=length))
+        return await self._call("get", name, lambda: self._store.objects.get(name))
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""

@@ -31,9 +31,9 @@ class DictObjects:
             raise ObjectExistsError(f"object exists. name={name}")
         self.objects[name] = (bytes(data), self._unix())
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
-        """Returns the object's bytes, or its first `length`."""
-        return self._data(name)[:length]
+    async def get(self, name: str) -> bytes:
+        """Returns the object's bytes."""
+        return self._data(name)
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""

@@ -24,8 +24,8 @@ class StuckObjects(DictObjects):
             await self.go.wait()
         return await super().write(name, chunks)
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
+    async def get(self, name: str) -> bytes:
         """Returns the object's bytes."""
         if self.unread in name:
             await self.go.wait()
-        return await super().get(name, length=length)
+        return await super().get(name)

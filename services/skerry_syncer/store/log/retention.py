@@ -15,7 +15,7 @@ never forgotten, so that its fate can be asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -55,22 +55,17 @@ def weights_kept(
     state: RunState, fragment: FragmentState, since: int, positions: Iterable[int] = ()
 ) -> dict[int, VersionState]:
     """Returns by number the versions that keeping weights takes: those since a position, at some, and at every pin."""
-    known = fragment.versions
-    wanted = [version for version in known.values() if version.until == 0 or version.until > since]
+    wanted = [version for version in fragment.versions.values() if version.until == 0 or version.until > since]
     wanted += filter(None, map(fragment.at, (*positions, *state.policy.pinned_positions)))
-    kept: dict[int, VersionState] = {}
-    for version in sorted(wanted, key=lambda version: -version.version):
-        if version.version not in kept:
-            kept |= {each.version: each for each in _weights_chain(state, known, version)}
-    return kept
+    return {each.version: each for version in wanted for each in _weights_chain(state, fragment, version)}
 
 
-def _weights_chain(state: RunState, known: Mapping[int, VersionState], newest: VersionState) -> list[VersionState]:
+def _weights_chain(state: RunState, fragment: FragmentState, newest: VersionState) -> list[VersionState]:
     """Returns the versions that lead to the weights of `newest`, down to a snapshot; none if they were collected."""
     chain = [newest]
     while not (weights := chain[-1].weights) or state.are_condemned(weights):
         update = () if chain[-1].commit is None else chain[-1].commit.commit.update
-        before = known.get(chain[-1].version - 1)
+        before = fragment.versions.get(chain[-1].version - 1)
         if not update or before is None or state.are_condemned(update):
             return []
         chain.append(before)
@@ -80,7 +75,7 @@ def _weights_chain(state: RunState, known: Mapping[int, VersionState], newest: V
 def has_weights_at(state: RunState, position: int) -> bool:
     """Whether the weights that every fragment had at a log position can still be made."""
     return 0 < position <= state.position and all(
-        (version := fragment.at(position)) is not None and _weights_chain(state, fragment.versions, version)
+        (version := fragment.at(position)) is not None and _weights_chain(state, fragment, version)
         for fragment in state.fragments.values()
     )
 

@@ -44,13 +44,10 @@ class ObstoreObjects:
         with translated_errors("create", check_object_name(name)):
             await obstore.put_async(self.store, name, data, mode="create", use_multipart=False)
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
-        """Returns the object's bytes, or its first `length`."""
+    async def get(self, name: str) -> bytes:
+        """Returns the object's bytes."""
         with translated_errors("get", check_object_name(name)):
-            if length is None:
-                return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
-            beginning = await self._range(name, 0, length)
-            return b"" if beginning is None else bytes(await beginning.bytes_async())
+            return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
 
     async def _range(self, name: str, start: int, length: int) -> obstore.GetResult | None:
         """Returns what is in a range, `length` bytes at most; None if the object ends before it."""

@@ -44,8 +44,8 @@ class Objects(Protocol):
             StoreFullError: no space.
         """
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
-        """Returns the object's bytes, or its first `length`; fewer where it ends.
+    async def get(self, name: str) -> bytes:
+        """Returns the object's bytes.
 
         Raises:
             ObjectMissingError: there is no such object.

@@ -129,10 +129,10 @@ class LocalObjects:
             self._file_system.remove(draft.path)
         return size
 
-    async def get(self, name: str, *, length: int | None = None) -> bytes:
-        """Returns the object's bytes, or its first `length`."""
+    async def get(self, name: str) -> bytes:
+        """Returns the object's bytes."""
         with translated_errors("get", check_object_name(name)):
-            return await self._readers.run(self._get, name, length)
+            return await self._readers.run(self._get, name)
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`; some twenty times as fast from the page cache as through obstore."""
@@ -205,10 +205,10 @@ class LocalObjects:
         finally:
             os.close(root)
 
-    def _get(self, name: str, length: int | None) -> bytes:
+    def _get(self, name: str) -> bytes:
         file = self._open(name)
         with open(file.descriptor, "rb", closefd=False) as reader:
-            return reader.read(-1 if length is None else length)
+            return reader.read()
 
     def _open(self, name: str) -> _File:
         with self._opened_root() as root:

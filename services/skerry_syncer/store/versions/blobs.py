@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal
@@ -38,8 +38,6 @@ from skerry_syncer.store.versions.recent import RecentContents
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
 
-# The header line of a part has one norm per tensor. Most lines fit the first read.
-_HEADER_READ_BYTES: Final = 2**14
 _READS_AT_ONCE: Final = 16
 # Of a run's parts in memory, decompressed, until they are merged: int4 deltas of 120 million elements.
 _RECENT_PARTS_BYTES: Final = 64 * 2**20
@@ -156,18 +154,10 @@ class Blobs:
             ObjectMissingError: it is lost.
             UnreadableObjectError: it has no header line.
         """
-        head: bytes | None = b""  # until the header line has ended
-        async for piece in self.read(ref):
-            if head is None:
-                yield piece
-                continue
-            head += piece
-            end = head.find(b"\n")
-            if end >= 0:
-                yield memoryview(head)[end + 1 :]
-                head = None
-        if head is not None:
-            raise UnreadableObjectError(ref.name, "part has no header line")
+        pieces = self.read(ref)
+        yield (await _head(ref, pieces))[1]
+        async for piece in pieces:
+            yield piece
 
     async def write_update(
         self, fragment: str, version: int, frames: Sequence[bytes], first: int, numel: int
@@ -262,22 +252,25 @@ class Blobs:
 
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
         """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""
-        length = _HEADER_READ_BYTES
-        while True:
-            try:
-                head = await self._objects.get(self._path(ref.name), length=length)
-            except ObjectMissingError:
-                return None
-            line, newline, _ = head.partition(b"\n")
-            if newline or len(head) < length:
-                break
-            length *= 8
-        with suppress(ValueError):
+        with suppress(ObjectMissingError, UnreadableObjectError, ValueError):
+            async with aclosing(self.read(ref)) as pieces:
+                line, _ = await _head(ref, pieces)
             return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
         return None
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+async def _head(ref: ObjectRef, pieces: AsyncIterator[bytes]) -> tuple[bytes, memoryview]:
+    """Returns a part's header line, and what its first pieces have after it."""
+    head = b""
+    async for piece in pieces:
+        head += piece
+        end = head.find(b"\n")
+        if end >= 0:
+            return head[:end], memoryview(head)[end + 1 :]
+    raise UnreadableObjectError(ref.name, "part has no header line")
 
 
 def _header_line(place: Mapping[str, object], squared_norms: Sequence[float] | NDArray[np.float64]) -> bytes:

@@ -61,10 +61,10 @@ def _versions_at(state: RunState, position: int) -> dict[str, int]:
         raise ObjectMissingError(f"log has no such position. position={position}, end={state.position}")
     versions = {}
     for name, fragment in state.fragments.items():
-        made = [number for number, version in fragment.versions.items() if version.position <= position]
-        if not made:
-            raise ObjectMissingError(f"run has no weights at that position. position={position}")
-        versions[name] = max(made)
+        version = fragment.at(position)
+        if version is None:
+            raise ObjectMissingError(f"run has no weights at that position. fragment={name}, position={position}")
+        versions[name] = version.version
     return versions
 
 

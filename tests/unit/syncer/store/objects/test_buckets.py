@@ -44,9 +44,3 @@ async def test_an_object_is_read_in_as_few_ranges_as_it_takes(
     await objects.write("a", DATA[:size])
     assert b"".join([piece async for piece in objects.stream("a")]) == DATA[:size]
     assert asked == ranges
-
-
-async def test_the_beginning_of_an_object_takes_one_request(asked: list[tuple[int, int]]) -> None:
-    objects = ObstoreObjects(MemoryStore())
-    await objects.write("a", DATA)
-    assert asked == [(0, 100)]

@@ -69,5 +69,6 @@ async def test_a_run_on_ceph_goes_on_after_a_kill_and_every_version_is_verified(
         assert await serve.exit_status() == 0
     result = await asyncio.to_thread(CliRunner().invoke, cli, ["verify", "--store", store_url, run.name])
     assert result.exit_code == 0, result.output
-    fates = check_fates(await final_state(store_url, run.name, run.uid), {header.delta_id for header in learner.pushed})
+    state = await final_state(open_objects(store_url), run.name, run.uid)
+    fates = check_fates(state, {header.delta_id for header in learner.pushed})
     assert fates[Fate.MERGED] == 2 + 2, "and the initial weights of two fragments"

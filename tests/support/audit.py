@@ -8,21 +8,15 @@ from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.checking import verify_run
-from skerry_syncer.store.objects.opening import open_objects
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.whole_history import WholeHistory
 
 
-async def final_state(store_url: str, name: str, uid: str) -> RunState:
+async def final_state(objects: Objects, name: str, uid: str) -> RunState:
     """Returns the fold of the log, after checking that merging each version again gives the same digest."""
-    store = Store(
-        open_objects(store_url),
-        clock=SystemClock(),
-        entropy=SystemEntropy(),
-        workers=InlineWorkers(),
-        writer="audit",
-    )
+    store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit")
     run = await store.open_run(name, uid)
     report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.ok, [str(problem) for problem in report.problems]

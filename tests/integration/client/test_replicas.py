@@ -22,6 +22,7 @@ from skerry.net.loop_thread import LoopThread
 from skerry.net.tls import Insecure
 from skerry.v1 import capabilities_pb2
 from skerry_syncer.store.log.entries import Fate
+from skerry_syncer.store.objects.opening import open_objects
 from tests.support.audit import check_fates, final_state
 from tests.support.heard_logs import heard_logs
 from tests.support.quadratic import Quadratic
@@ -173,7 +174,7 @@ def test_killing_either_replica_under_load_costs_no_learner_a_step(replicas: Two
         step_counts = {name: each.stop() for name, each in learners.items()}
     with RunsClient(replicas.target) as client:
         run = client.close_run("fit")
-    state = asyncio.run(final_state(replicas.store_url, "fit", run.uid))
+    state = asyncio.run(final_state(open_objects(replicas.store_url), "fit", run.uid))
     assert check_fates(state, set())[Fate.QUARANTINED] == 0
     # Every learner has 2 fragments; each of its steps is in one merged delta of each, and in no other.
     merged = {name: dict.fromkeys(state.fragments, 0) for name in learners}

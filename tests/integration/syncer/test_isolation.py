@@ -74,18 +74,6 @@ async def test_neither_a_run_that_can_not_be_read_nor_a_stray_folder_hides_a_run
             await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))
 
 
-def hide(root: Path, away: Path, *, is_mount_point: bool) -> None:
-    root.rename(away)
-    if is_mount_point:
-        root.mkdir()
-
-
-def show(root: Path, away: Path) -> None:
-    if root.exists():
-        root.rmdir()  # fails if anything was written into it
-    away.rename(root)
-
-
 @pytest.mark.parametrize("is_mount_point", [False, True])
 async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_lost(
     store_url: str, is_mount_point: bool
@@ -97,7 +85,9 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         run, _ = await create_run(stubs)
         learner = await attached(stubs, run)
         header = learner.header(await pull(stubs, run, "body"), "body")
-        await asyncio.to_thread(hide, root, away, is_mount_point=is_mount_point)
+        await asyncio.to_thread(root.rename, away)
+        if is_mount_point:
+            await asyncio.to_thread(root.mkdir)
         with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE) as caught:
             await learner.push(header, delta_values())
         assert caught[0].retry_after_s is not None
@@ -105,7 +95,9 @@ async def test_a_store_that_is_away_for_a_while_is_unavailable_and_no_run_is_los
         for name in ("demo", "other"):
             with refused("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE):
                 await stubs.runs.GetRun(runs.GetRunRequest(name=name))
-        await asyncio.to_thread(show, root, away)
+        if is_mount_point:
+            await asyncio.to_thread(root.rmdir)  # fails if anything was written into it
+        await asyncio.to_thread(away.rename, root)
         await learner.push(header, delta_values())
         await learner.event("version_committed")
 

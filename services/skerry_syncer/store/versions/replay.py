@@ -275,12 +275,11 @@ class Replayer:
             UnreadableObjectError: there is none that can be read. The next call tries all of them again.
         """
         self._version(version)
-        if with_outer and version < self._fragment.oldest:
-            raise ObjectMissingError(f"only the weights are known. {self._where(version)}")
         versions, unreadable = self._fragment.versions, self._run.blobs.unreadable
         skipped: set[str] = set()
         number = version
-        while number in versions:
+        lowest = self._fragment.oldest if with_outer else 0  # of those below it only the weights are known
+        while number in versions and number >= lowest:
             candidate = versions[number]
             refs = (*candidate.weights, *(candidate.outer if with_outer else ()))
             if candidate.weights and not self._run.state.are_condemned(refs):

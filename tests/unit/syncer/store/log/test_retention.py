@@ -141,6 +141,8 @@ class Trained:
 async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> None:
     run = await Trained.start(versions=2, hours=10, days=2)
     await run.train(34)  # version 8 is the first of day 2: versions 8n - 1 are the last of a day
+    with pytest.raises(ObjectMissingError):  # of which only the weights are known
+        await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(23, Scratch(None))
     await run.collect()
     readable = await run.readable()
     assert {31, 32, 33, 34} <= readable, "the newest of the last ten hours"

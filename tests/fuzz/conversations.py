@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
+from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -23,6 +24,7 @@ from google.protobuf.message import Message
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2
 from skerry.v1 import types_pb2 as types
+from skerry_syncer.access import limits
 from skerry_syncer.server import serving
 from skerry_syncer.store.objects.opening import open_objects
 from tests.fuzz.campaign import Finding, Result
@@ -216,5 +218,6 @@ def against_syncer(seed: str, seconds: float) -> Result:
             complaints.append(f"logged {line['event']}: {line['exc_info'][1]!r:.100}")
 
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
-    with logs_told_to(hear, logging.WARNING):
+    # Else most conversations would be refused as too many.
+    with logs_told_to(hear, logging.WARNING), patch.object(limits, "CALLS_A_SECOND", 1_000_000):
         return asyncio.run(_against_syncer(seed, seconds, complaints))

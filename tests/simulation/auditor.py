@@ -39,8 +39,7 @@ from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.blobs import Blobs, frame_batches
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.collected import Collections, with_deleted
-from tests.simulation.evidence import Evidence, state_digest
-from tests.simulation.observer import open_run
+from tests.simulation.evidence import Evidence, open_run, state_digest
 from tests.simulation.records import LearnerRecord
 from tests.support.whole_history import WholeHistory
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
-from tests.simulation import disturbances as what
 from tests.simulation.disturbances import Disturbance
 from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import KEEPALIVE_S, Link, Network
@@ -41,25 +39,10 @@ class Director:
         self._operator = operator
         self._is_over = False
         self._operations: list[asyncio.Task[None]] = []
-        self._doings: dict[type[Disturbance], Callable[[Any], None]] = {
-            what.KillReplica: self._kill_replica,
-            what.KillAllReplicas: self._kill_all,
-            what.DrainReplica: self._drain,
-            what.StopReplica: self._stop_replica,
-            what.KillLearner: self._kill_learner,
-            what.StopLearner: lambda one: self._stop(self._learner(one.learner).process, one.for_s),
-            what.ReplaceLearner: self._replace_learner,
-            what.Partition: self._block,
-            what.HalfOpen: self._silence,
-            what.StoreOutage: self._take_store,
-            what.RollBackRun: lambda one: self._operate(self._operator.roll_back(one.share)),
-            what.ChangePolicy: lambda one: self._operate(self._operator.change_policy(one.inner_step_count)),
-            what.PoisonLearner: lambda one: self._learner(one.learner).poison(one.factor),
-        }
 
-    def happen(self, one: Disturbance) -> None:
+    def happen(self, disturbance: Disturbance) -> None:
         """Makes a disturbance happen now."""
-        self._doings[type(one)](one)
+        getattr(self, disturbance.kind)(**disturbance.arguments)
 
     def end(self) -> None:
         """Cancels the later effects of disturbances that have happened, such as a restart after a kill."""
@@ -73,36 +56,40 @@ class Director:
     def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, lambda: None if self._is_over else happen())
 
-    def _operate(self, work: Any) -> None:
-        self._operations.append(asyncio.create_task(work))
-
     def _learner(self, index: int) -> LearnerProcess:
         return self._learners[index % len(self._learners)]
 
     # Replicas.
 
-    def _kill_replica(self, one: what.KillReplica) -> None:
-        replica = self._replicas[one.replica]
-        if one.operation_count:
-            replica.kill_after(one.operation_count, before=one.before)
-        else:
-            replica.kill(with_reset=one.with_reset)
-        self._later(one.down_s, lambda: _boot_if_dead(replica))
-        self._later(one.down_s + _LATE_KILL_S, lambda: _boot_if_dead(replica))
+    def kill_replica(self, number: int, down_s: float, *, with_reset: bool) -> None:
+        """SIGKILL; without a reset its host is gone too, and nobody resets connections."""
+        self._replicas[number].kill(with_reset=with_reset)
+        self._boot_later(self._replicas[number], down_s, down_s + _LATE_KILL_S)
 
-    def _kill_all(self, one: what.KillAllReplicas) -> None:
+    def kill_replica_at_operation(self, number: int, down_s: float, *, operation_count: int, before: bool) -> None:
+        """SIGKILL at a later store operation, which takes effect unless it dies `before` that is sent."""
+        self._replicas[number].kill_after(operation_count, before=before)
+        self._boot_later(self._replicas[number], down_s, down_s + _LATE_KILL_S)
+
+    def kill_all(self, down_s: float) -> None:
+        """SIGKILL to all at once."""
         for replica in self._replicas:
             replica.kill(with_reset=True)
-            self._later(one.down_s, partial(_boot_if_dead, replica))
+            self._boot_later(replica, down_s)
 
-    def _drain(self, one: what.DrainReplica) -> None:
-        replica = self._replicas[one.replica]
-        replica.drain()
-        self._later(one.down_s + _DRAIN_S, lambda: _boot_if_dead(replica))
+    def drain(self, number: int, down_s: float) -> None:
+        """SIGTERM."""
+        self._replicas[number].drain()
+        self._boot_later(self._replicas[number], down_s + _DRAIN_S)
 
-    def _stop_replica(self, one: what.StopReplica) -> None:
-        stopped = self._replicas[one.replica]
-        self._stop(stopped.process, one.for_s)
+    def _boot_later(self, replica: ReplicaProcess, *delays_s: float) -> None:
+        for delay_s in delays_s:
+            self._later(delay_s, lambda: None if replica.is_alive else replica.boot())
+
+    def stop_replica(self, number: int, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT after `for_s`; within `_LEAVE_S` the calls of learners leave it."""
+        stopped = self._replicas[number]
+        self._stop(stopped.process, for_s)
         others = [replica for replica in self._replicas if replica is not stopped]
         for learner in self._learners:
             is_so = _snapshot(stopped.process, learner.process)
@@ -126,15 +113,35 @@ class Director:
 
     # Learners.
 
-    def _kill_learner(self, one: what.KillLearner) -> None:
-        learner = self._learner(one.learner)
-        learner.kill(with_reset=one.with_reset)
-        self._later(one.down_s, lambda: None if learner.process.is_alive else learner.boot())
+    def kill_learner(self, number: int, down_s: float, *, with_reset: bool) -> None:
+        """SIGKILL; a new process of the same id comes after `down_s`."""
+        learner = self._learner(number)
+        learner.kill(with_reset=with_reset)
+        self._later(down_s, lambda: None if learner.process.is_alive else learner.boot())
 
-    def _replace_learner(self, one: what.ReplaceLearner) -> None:
-        learner = self._learner(one.learner)
-        self._stop(learner.process, one.for_s)
+    def stop_learner(self, number: int, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT after `for_s`."""
+        self._stop(self._learner(number).process, for_s)
+
+    def replace_learner(self, number: int, for_s: float) -> None:
+        """SIGSTOP; a new process takes its id; SIGCONT wakes the old one `for_s` later."""
+        learner = self._learner(number)
+        self._stop(learner.process, for_s)
         learner.boot()
+
+    def poison(self, number: int, factor: float) -> None:
+        """A learner's weights are multiplied: by infinity, or by so much that its delta is an outlier."""
+        self._learner(number).poison(factor)
+
+    # The operator.
+
+    def roll_back(self, share: float) -> None:
+        """The run is rolled back, to this share of its log's length."""
+        self._operations.append(asyncio.create_task(self._operator.roll_back(share)))
+
+    def change_policy(self, inner_step_count: int) -> None:
+        """H is changed."""
+        self._operations.append(asyncio.create_task(self._operator.change_policy(inner_step_count)))
 
     # Both.
 
@@ -160,11 +167,12 @@ class Director:
 
     # Links and store.
 
-    def _block(self, one: what.Partition) -> None:
-        only = None if one.learner is None else self._learner(one.learner).name
-        for learner in [learner for learner in self._learners if only in (None, learner.name)]:
-            for replica in [replica for replica in self._replicas if one.replica in (None, replica.index)]:
-                self._block_link(self._network.link(learner.name, replica.index), one.for_s)
+    def partition(self, learner: int | None, replica: int | None, for_s: float) -> None:
+        """No way between a learner and a replica; None means all of them."""
+        name = None if learner is None else self._learner(learner).name
+        for trainee in [trainee for trainee in self._learners if name in (None, trainee.name)]:
+            for index in [each.index for each in self._replicas if replica in (None, each.index)]:
+                self._block_link(self._network.link(trainee.name, index), for_s)
 
     def _block_link(self, link: Link, for_s: float) -> None:
         link.block()
@@ -177,23 +185,20 @@ class Director:
         self._later(for_s, link.heal)
         self._later(KEEPALIVE_S, lose)
 
-    def _silence(self, one: what.HalfOpen) -> None:
-        for link in self._network.links(self._learner(one.learner).name, None):
+    def half_open(self, number: int) -> None:
+        """A learner's connections become half-open: nothing arrives any more, and neither end is told."""
+        for link in self._network.links(self._learner(number).name, None):
             for call in list(link.calls):
                 self._network.make_half_open(call)
 
-    def _take_store(self, one: what.StoreOutage) -> None:
-        for replica in [replica for replica in self._replicas if one.replica in (None, replica.index)]:
-            if replica.link is not None:
-                replica.link.is_down = True
-                self._later(one.for_s, replica.link.come_back)
+    def store_outage(self, replica: int | None, for_s: float) -> None:
+        """The store fails every operation; of one replica, or of all."""
+        for link in [each.link for each in self._replicas if replica in (None, each.index)]:
+            if link is not None:
+                link.is_down = True
+                self._later(for_s, link.come_back)
 
 
 def _snapshot(*processes: Process | None) -> tuple[Any, ...]:
     """Returns what stays the same while these processes are the same and are neither stopped nor continued."""
     return tuple((process, process and (process.is_running, process.stop_count)) for process in processes)
-
-
-def _boot_if_dead(replica: ReplicaProcess) -> None:
-    if not replica.is_alive:
-        replica.boot()

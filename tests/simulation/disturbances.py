@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from skerry.wire.codecs import Codec
 from tests.simulation.network import NetworkFaults
@@ -15,116 +15,12 @@ from tests.simulation.shared_store import StoreFaults
 STEP_S: Final = (0.5, 0.55, 1.5, 5.0)
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """Something that happens once; the subclasses say what."""
+class Disturbance(NamedTuple):
+    """Something that happens once: a call of the director's method of that name."""
 
     at_s: float
-
-
-@dataclass(frozen=True)
-class KillReplica(Disturbance):
-    """SIGKILL; after some store operations where `operation_count` says so, else at once. Back after `down_s`."""
-
-    replica: int
-    down_s: float
-    with_reset: bool = True  # False: the host is gone too, and nobody resets connections
-    operation_count: int = 0
-    before: bool = False  # whether the last operation is not even sent
-
-
-@dataclass(frozen=True)
-class KillAllReplicas(Disturbance):
-    """SIGKILL to all at once."""
-
-    down_s: float
-
-
-@dataclass(frozen=True)
-class DrainReplica(Disturbance):
-    """SIGTERM."""
-
-    replica: int
-    down_s: float
-
-
-@dataclass(frozen=True)
-class StopReplica(Disturbance):
-    """SIGSTOP, and SIGCONT after `for_s`."""
-
-    replica: int
-    for_s: float
-
-
-@dataclass(frozen=True)
-class KillLearner(Disturbance):
-    """SIGKILL; a new process of the same id comes after `down_s`."""
-
-    learner: int
-    down_s: float
-    with_reset: bool = True
-
-
-@dataclass(frozen=True)
-class StopLearner(Disturbance):
-    """SIGSTOP, and SIGCONT after `for_s`."""
-
-    learner: int
-    for_s: float
-
-
-@dataclass(frozen=True)
-class ReplaceLearner(Disturbance):
-    """SIGSTOP; a new process takes its id; SIGCONT wakes the old one `for_s` later."""
-
-    learner: int
-    for_s: float
-
-
-@dataclass(frozen=True)
-class Partition(Disturbance):
-    """No way between a learner and a replica; None means all of them."""
-
-    learner: int | None
-    replica: int | None
-    for_s: float
-
-
-@dataclass(frozen=True)
-class HalfOpen(Disturbance):
-    """A learner's connections become half-open: nothing arrives any more, and neither end is told."""
-
-    learner: int
-
-
-@dataclass(frozen=True)
-class StoreOutage(Disturbance):
-    """The store fails every operation; of one replica, or of all."""
-
-    replica: int | None
-    for_s: float
-
-
-@dataclass(frozen=True)
-class RollBackRun(Disturbance):
-    """An operator rolls the run back, to this share of its log's length."""
-
-    share: float
-
-
-@dataclass(frozen=True)
-class ChangePolicy(Disturbance):
-    """An operator changes H."""
-
-    inner_step_count: int
-
-
-@dataclass(frozen=True)
-class PoisonLearner(Disturbance):
-    """A learner's weights are multiplied: by infinity, or by so much that its delta is an outlier."""
-
-    learner: int
-    factor: float
+    kind: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -149,11 +45,13 @@ REPLICA_COUNT: Final = 3
 
 def draw(mix: Mix, source: random.Random, duration_s: float) -> tuple[Disturbance, ...]:
     """Returns the disturbances of one run, in order of time."""
-    found: list[Disturbance] = []
+    disturbances: list[Disturbance] = []
     for kind, expected in mix.kinds:
         count = int(expected) + (source.random() < expected % 1)
-        found += [_KINDS[kind](source.uniform(0, duration_s), source) for _ in range(count)]
-    return tuple(sorted(found, key=lambda one: (one.at_s, repr(one))))
+        for _ in range(count):
+            at_s = source.uniform(0, duration_s)
+            disturbances.append(Disturbance(at_s, kind, _KINDS[kind](source)))
+    return tuple(sorted(disturbances, key=lambda disturbance: disturbance.at_s))
 
 
 def _replica(source: random.Random) -> int:
@@ -168,36 +66,39 @@ def _is_likely(source: random.Random) -> bool:
     return source.random() < 0.7
 
 
-_KINDS: Final[dict[str, Callable[[float, random.Random], Disturbance]]] = {
-    "kill_replica": lambda at_s, source: KillReplica(
-        at_s, _replica(source), source.uniform(0, 30), with_reset=_is_likely(source)
-    ),
-    "kill_replica_at_operation": lambda at_s, source: KillReplica(
-        at_s,
-        _replica(source),
-        source.uniform(0, 20),
-        operation_count=source.randint(1, 40),
-        before=source.random() < 0.5,
-    ),
-    "kill_all": lambda at_s, source: KillAllReplicas(at_s, source.uniform(0, 20)),
-    "drain": lambda at_s, source: DrainReplica(at_s, _replica(source), source.uniform(0, 10)),
-    "stop_replica": lambda at_s, source: StopReplica(at_s, _replica(source), source.uniform(1, 90)),
-    "kill_learner": lambda at_s, source: KillLearner(
-        at_s, _learner(source), source.uniform(0, 40), with_reset=_is_likely(source)
-    ),
-    "stop_learner": lambda at_s, source: StopLearner(at_s, _learner(source), source.uniform(1, 90)),
-    "replace_learner": lambda at_s, source: ReplaceLearner(at_s, _learner(source), source.uniform(5, 90)),
-    "partition": lambda at_s, source: Partition(
-        at_s,
-        _learner(source) if _is_likely(source) else None,
-        _replica(source) if _is_likely(source) else None,
-        source.uniform(1, 80),
-    ),
-    "half_open": lambda at_s, source: HalfOpen(at_s, _learner(source)),
-    "store_outage": lambda at_s, source: StoreOutage(
-        at_s, _replica(source) if source.random() < 0.5 else None, source.uniform(1, 60)
-    ),
-    "roll_back": lambda at_s, source: RollBackRun(at_s, source.uniform(0.2, 1.0)),
-    "change_policy": lambda at_s, source: ChangePolicy(at_s, source.choice((4, 6, 9, 12))),
-    "poison": lambda at_s, source: PoisonLearner(at_s, _learner(source), source.choice((float("inf"), 1e4))),
+_KINDS: Final[dict[str, Callable[[random.Random], dict[str, Any]]]] = {
+    "kill_replica": lambda source: {
+        "number": _replica(source),
+        "down_s": source.uniform(0, 30),
+        "with_reset": _is_likely(source),
+    },
+    "kill_replica_at_operation": lambda source: {
+        "number": _replica(source),
+        "down_s": source.uniform(0, 20),
+        "operation_count": source.randint(1, 40),
+        "before": source.random() < 0.5,
+    },
+    "kill_all": lambda source: {"down_s": source.uniform(0, 20)},
+    "drain": lambda source: {"number": _replica(source), "down_s": source.uniform(0, 10)},
+    "stop_replica": lambda source: {"number": _replica(source), "for_s": source.uniform(1, 90)},
+    "kill_learner": lambda source: {
+        "number": _learner(source),
+        "down_s": source.uniform(0, 40),
+        "with_reset": _is_likely(source),
+    },
+    "stop_learner": lambda source: {"number": _learner(source), "for_s": source.uniform(1, 90)},
+    "replace_learner": lambda source: {"number": _learner(source), "for_s": source.uniform(5, 90)},
+    "partition": lambda source: {
+        "learner": _learner(source) if _is_likely(source) else None,
+        "replica": _replica(source) if _is_likely(source) else None,
+        "for_s": source.uniform(1, 80),
+    },
+    "half_open": lambda source: {"number": _learner(source)},
+    "store_outage": lambda source: {
+        "replica": _replica(source) if source.random() < 0.5 else None,
+        "for_s": source.uniform(1, 60),
+    },
+    "roll_back": lambda source: {"share": source.uniform(0.2, 1.0)},
+    "change_policy": lambda source: {"inner_step_count": source.choice((4, 6, 9, 12))},
+    "poison": lambda source: {"number": _learner(source), "factor": source.choice((float("inf"), 1e4))},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import random
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import types_pb2
 from skerry.wire.digests import tree_digest
 from skerry_syncer.errors import SyncerError
@@ -19,9 +21,13 @@ from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log.entries import entry_name
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.store import Store
+from skerry_syncer.store.versions.run import Run
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import LearnerRecord
+from tests.simulation.virtual_time import VirtualClock
 from tests.support.dict_objects import DictObjects
+from tests.support.seeded_entropy import SeededEntropy
 
 if TYPE_CHECKING:
     from tests.simulation.world import Plan, World
@@ -138,3 +144,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bytes | int | float | None):
         return value
     return [_plain(element) for element in value]
+
+
+async def open_run(objects: Objects) -> Run:
+    """Returns the run as the store itself has it, its log folded to its end. Call `log.tail` to follow it.
+
+    Raises:
+        RunNotFoundError: nobody has created the run yet.
+        StoreError: the log can't be read.
+    """
+    store = Store(
+        objects,
+        clock=VirtualClock(),
+        entropy=SeededEntropy(random.Random(0)),
+        workers=InlineWorkers(),
+        writer="observer",
+    )
+    return await store.open_run(RUN, await store.resolve(RUN))

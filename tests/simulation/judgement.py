@@ -30,7 +30,7 @@ class Verdict:
     @property
     def command(self) -> str:
         """The command that repeats this history."""
-        return f"python -m tests.simulation.campaign --mix {self.mix} --seed {self.seed}"
+        return f"python -m tests.simulation.campaign --mix {self.mix} --seed {self.seed} --seeds 1"
 
     def __str__(self) -> str:
         """Returns the verdict, and the command where something was found."""

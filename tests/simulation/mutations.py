@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -39,18 +39,35 @@ from tests.simulation.auditor import Finding
 from tests.simulation.judgement import judge
 from tests.simulation.sim_transport import SimTransport
 
+_Apply: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+
 
 @dataclass(frozen=True)
 class Mutation:
     """One defect, and a mix and seed in which the auditor finds it."""
 
     name: str
-    apply: Callable[[pytest.MonkeyPatch], None]
+    apply: _Apply
     mix: str
     seed: int  # the first to try
     rule: str  # that it breaks: a finding's rule begins with this
+    is_quick: bool  # whether its history is short enough for the default suite
 
 
+MUTATIONS: Final[list[Mutation]] = []
+
+
+def _defect(mix: str, seed: int, rule: str, *, is_quick: bool = False) -> Callable[[_Apply], _Apply]:
+    """Makes a mutation of a function that puts a defect into the product."""
+
+    def keep(apply: _Apply) -> _Apply:
+        MUTATIONS.append(Mutation(apply.__name__.strip("_"), apply, mix, seed, rule, is_quick))
+        return apply
+
+    return keep
+
+
+@_defect("network", 0, "every inner step is merged at most once")
 def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
     """A push that was tried before goes out under another id."""
     push_once = FragmentExchange._push
@@ -63,6 +80,7 @@ def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FragmentExchange, "_push", renamed)
 
 
+@_defect("proxies", 0, "every inner step is merged at most once", is_quick=True)
 def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:
     """Whoever refuses a push, the client takes the delta for one that is never accepted, and sends its work again."""
 
@@ -72,6 +90,7 @@ def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(network, "error_from_rpc", from_anybody)
 
 
+@_defect("network", 0, "every inner step is merged at most once")
 def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
     """The fold admits a second delta from one base, which such a client sends."""
 
@@ -82,6 +101,7 @@ def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
     _resends_with_a_new_id(patch)
 
 
+@_defect("sleepers", 1, "no delta of a fenced session is accepted", is_quick=True)
 def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     """The fold takes deltas of every session, fenced or not, and the client does not stop when it is fenced."""
     _, apply = fold.RULES[SessionItem]
@@ -89,6 +109,7 @@ def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(fold.RULES, SessionItem, (lambda state, _: fold.check_open(state), apply))
 
 
+@_defect("alone", 0, "every acknowledged delta was in the log", is_quick=True)
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     """The answer goes out while the entry is on its way."""
     append, begin = RunLog.append, Push.__init__
@@ -116,6 +137,7 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Push, "known", property(known_early))
 
 
+@_defect("store", 0, "nothing fails by a defect")
 def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
     """A create that says it failed is taken at its word and never read back: the number is tried with other bytes."""
 
@@ -132,6 +154,7 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Creator, "create_or_read", create_or_read)
 
 
+@_defect("network", 2, "every acknowledged delta")
 def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     """The client takes durable parts for an accepted delta, and so hears that of a push that is not complete."""
     ask = SimTransport.query_push
@@ -151,6 +174,7 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimTransport, "query_push", believing)
 
 
+@_defect("alone", 0, "every delta holds the steps that it claims", is_quick=True)
 def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     """Adoption leaves a merged delta's work in the model, where the new version brings it once more."""
     shift = Ledger.shift
@@ -161,6 +185,7 @@ def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "shift", unmerged)
 
 
+@_defect("network", 1, "no work of a learner that flushed and left")
 def _forgets_returned_work(patch: pytest.MonkeyPatch) -> None:
     """Work of a delta that was refused or expired counts as sent."""
 
@@ -170,11 +195,13 @@ def _forgets_returned_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "returned", returned)
 
 
+@_defect("calm", 1, "all work is merged")
 def _never_takes_its_turn(patch: pytest.MonkeyPatch) -> None:
     """A learner always adopts what is newest before it sends."""
     patch.setattr(Idle, "is_turn_to_send", property(lambda _: False, lambda *_: None))
 
 
+@_defect("replicas", 0, "every fragment moves once nothing fails")
 def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     """No replica takes over the merge of one that died."""
     appended, decide = RoundEngine.appended, RoundEngine.decide
@@ -194,6 +221,7 @@ def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundEngine, "decide", decide_own)
 
 
+@_defect("everything", 9, "a change of the policy")
 def _changes_an_old_policy(patch: pytest.MonkeyPatch) -> None:
     """A change of the policy is made from what the replica has folded, whatever comes before its entry."""
 
@@ -204,6 +232,7 @@ def _changes_an_old_policy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunLog, "append_made", append_at_once)
 
 
+@_defect("learners", 0, "no learner is stopped without cause")
 def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     """A session that never was can't take over a learner that has one."""
     attach = RunReplica.attach
@@ -217,6 +246,7 @@ def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunReplica, "attach", attach_first)
 
 
+@_defect("calm", 0, "every accepted delta has one fate")
 def _forgets_a_fate(patch: pytest.MonkeyPatch) -> None:
     """A commit of several deltas says nothing of the last of them."""
 
@@ -229,6 +259,7 @@ def _forgets_a_fate(patch: pytest.MonkeyPatch) -> None:
     _after_each_admitted(patch, forget)
 
 
+@_defect("alone", 0, "all replicas fold to the same state", is_quick=True)
 def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
     """A replica counts a learner's steps by what it saw itself: replicas no longer fold to one state."""
     count = itertools.count(1)
@@ -253,11 +284,13 @@ def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, 
     patch.setattr(fold, "_apply_item", applied)
 
 
+@_defect("damage", 0, "verify finds nothing")
 def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
     """Snapshots and updates are used as they are read, whatever their digests are."""
     patch.setattr(Blobs, "read_checked", Blobs.read)
 
 
+@_defect("retention", 0, "no collection takes what a replica that catches up needs", is_quick=True)
 def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     """A collection takes the newest version for all that there is to know, and not what rebuilding it begins from."""
 
@@ -267,65 +300,22 @@ def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "chain", newest)
 
 
+@_defect("retention", 0, "what was the newest within the policy")
 def _goes_by_calendar_clocks(patch: pytest.MonkeyPatch) -> None:
     """A run's age is what each writer's calendar says, which is hours off on some of them."""
     patch.setattr(RunLog, "age_s", lambda log: log._clock.unix_s())
 
 
+@_defect("sleepers", 1, "no process supersedes")
 def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
     """A process that starts looks at no delta of the one before it."""
     patch.setattr(FragmentExchange, "wait_behind", lambda *_: None)
 
 
+@_defect("replicas", 0, "nothing fails by a defect", is_quick=True)
 def _waits_for_who_hangs(patch: pytest.MonkeyPatch) -> None:
     """A client watches no replica's life, and waits until the connection breaks."""
     patch.setattr(Vigil, "begin", lambda _: None)
-
-
-MUTATIONS: Final = (
-    Mutation("waits for who hangs", _waits_for_who_hangs, "replicas", 0, "nothing fails by a defect"),
-    Mutation(
-        "collects what catching up takes",
-        _collects_what_leads_to_the_newest,
-        "retention",
-        0,
-        "no collection takes what a replica that catches up needs",
-    ),
-    Mutation(
-        "takes any refusal",
-        _takes_any_refusal_for_the_syncers,
-        "proxies",
-        0,
-        "every inner step is merged at most once",
-    ),
-    Mutation("checks no session", _checks_no_session, "sleepers", 1, "no delta of a fenced session is accepted"),
-    Mutation(
-        "acknowledges early", _acknowledges_before_the_append, "alone", 0, "every acknowledged delta was in the log"
-    ),
-    Mutation("keeps merged work", _keeps_merged_work, "alone", 0, "every delta holds the steps that it claims"),
-    Mutation("folds by arrival", _folds_by_arrival, "alone", 0, "all replicas fold to the same state"),
-    Mutation("resends with a new id", _resends_with_a_new_id, "network", 0, "every inner step is merged at most once"),
-    Mutation(
-        "accepts a repeated base", _accepts_a_repeated_base, "network", 0, "every inner step is merged at most once"
-    ),
-    Mutation("reads no create back", _takes_an_error_for_failure, "store", 0, "nothing fails by a defect"),
-    Mutation("takes parts for a delta", _says_accepted_for_stored_parts, "network", 2, "every acknowledged delta"),
-    Mutation(
-        "forgets returned work", _forgets_returned_work, "network", 1, "no work of a learner that flushed and left"
-    ),
-    Mutation("never takes its turn", _never_takes_its_turn, "calm", 1, "all work is merged"),
-    Mutation("leaves others' merges", _leaves_others_merges, "replicas", 0, "every fragment moves once nothing fails"),
-    Mutation("changes an old policy", _changes_an_old_policy, "everything", 9, "a change of the policy"),
-    Mutation("fences new sessions", _fences_new_sessions, "learners", 0, "no learner is stopped without cause"),
-    Mutation("trusts what it reads", _trusts_what_it_reads, "damage", 0, "verify finds nothing"),
-    Mutation("does not wait behind", _does_not_wait_behind, "sleepers", 1, "no process supersedes"),
-    Mutation(
-        "goes by calendar clocks", _goes_by_calendar_clocks, "retention", 0, "what was the newest within the policy"
-    ),
-    Mutation("forgets a fate", _forgets_a_fate, "calm", 0, "every accepted delta has one fate"),
-)
-# Those whose histories are short enough for the default suite.
-QUICK_COUNT: Final = 7
 
 
 def findings_of(mutation: Mutation, *, seed_count: int = 8) -> Iterator[Finding]:

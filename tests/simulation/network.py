@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import grpc
-from google.rpc import code_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from skerry.errors import RefusedError, SkerryError, error_of
@@ -27,7 +27,6 @@ from skerry_syncer.access.limits import patience_s
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rpc.status import status_of
 from tests.simulation.processes import OUTSIDE, Process
-from tests.simulation.proxies import foreign_status
 
 # As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.
 KEEPALIVE_S: Final = 50.0
@@ -37,6 +36,11 @@ _WINDOW: Final = 6
 _REPEATED_CALL_S: Final = 10.0
 # What keeps messages of one direction in order: timers of one moment may fire in any.
 _BEHIND_S: Final = 1e-6
+# What something between a learner and a replica answers by itself: a proxy, a firewall, gRPC, another service.
+_CODES: Final = tuple(code for _, code in sorted(code_pb2.Code.items()) if code != code_pb2.OK)
+_STREAMS: Final = frozenset({"Attach", "PullFragment"})  # OK ends these without a message
+_DOMAINS: Final = ("googleapis.com", "skerry.example", "SKERRY", "")
+_REASONS: Final = ("BASE_STALE", "BASE_REPEATED", "BAD_REQUEST", "NON_FINITE", "RUN_CLOSED", "SESSION_FENCED")
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,7 @@ class Network:
 
     def foreign_end(self, method: str) -> tuple[_End, float]:
         """Returns how a call ends that is answered in the replica's place, and how long the replica goes on with it."""
-        return _End(foreign_status(method, self._random)), self._random.uniform(0.0, _REPEATED_CALL_S)
+        return _End(_foreign_status(method, self._random)), self._random.uniform(0.0, _REPEATED_CALL_S)
 
     def later(self, happen: Callable[[], None]) -> None:
         """Has something happen after one message's time."""
@@ -448,3 +452,14 @@ def _error_of(status: status_pb2.Status, unknown: type[SkerryError]) -> SkerryEr
     trailing = grpc.aio.Metadata(*packed.trailing_metadata)
     error = grpc.aio.AioRpcError(packed.code, grpc.aio.Metadata(), trailing, packed.details, None)
     return error_from_rpc(error, unknown=unknown)
+
+
+def _foreign_status(method: str, source: random.Random) -> status_pb2.Status | None:
+    """Returns any status, some with details that look like a syncer's; None for OK."""
+    if method in _STREAMS and source.random() < 0.2:
+        return None
+    status = status_pb2.Status(code=source.choice(_CODES), message="not from a replica")
+    if source.random() < 0.5:
+        info = error_details_pb2.ErrorInfo(domain=source.choice(_DOMAINS), reason=source.choice(_REASONS))
+        status.details.add().Pack(info)
+    return status

@@ -11,22 +11,22 @@ from skerry_syncer.store.log.entries import AcceptedItem, Entry
 from tests.simulation.auditor import audit
 from tests.simulation.evidence import Evidence
 from tests.simulation.mixes import MIXES
-from tests.simulation.mutations import MUTATIONS, QUICK_COUNT, Mutation, findings_of
+from tests.simulation.mutations import MUTATIONS, Mutation, findings_of
 from tests.simulation.world import live
 
 
 @pytest.mark.parametrize(
     "mutation",
     [
-        pytest.param(mutation, id=mutation.name.replace(" ", "-"), marks=[pytest.mark.long] * (number >= QUICK_COUNT))
-        for number, mutation in enumerate(MUTATIONS)
+        pytest.param(mutation, id=mutation.name, marks=[] if mutation.is_quick else [pytest.mark.long])
+        for mutation in MUTATIONS
     ],
 )
 def test_the_auditor_finds_a_product_that(mutation: Mutation) -> None:
     assert list(findings_of(mutation)), f"nobody noticed. rule={mutation.rule}"
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_every_defect_is_put_where_the_product_is(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.apply(monkeypatch)
 

@@ -22,13 +22,11 @@ from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import RunState
-from tests.simulation import disturbances as what
 from tests.simulation.director import Director
-from tests.simulation.disturbances import Disturbance, Mix, draw
-from tests.simulation.evidence import Evidence, gather
+from tests.simulation.disturbances import REPLICA_COUNT, Disturbance, Mix, draw
+from tests.simulation.evidence import Evidence, gather, open_run
 from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
-from tests.simulation.observer import open_run
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
 from tests.simulation.records import LearnerRecord
@@ -84,7 +82,7 @@ class World:
         self.plan = plan
         self.event_count = 0
         self.store = SharedStore(self.count)
-        self.endpoints = [Endpoint() for _ in range(what.REPLICA_COUNT)]
+        self.endpoints = [Endpoint() for _ in range(REPLICA_COUNT)]
         self.network = Network(self.endpoints, plan.mix.network, random.Random(f"{seed}/network"))
         self.replicas = [
             ReplicaProcess(
@@ -95,7 +93,7 @@ class World:
                 seed=f"{seed}/replica-{index}",
                 settings=replica_settings(collects=plan.mix.kept_version_count is not None),
             )
-            for index in range(what.REPLICA_COUNT)
+            for index in range(REPLICA_COUNT)
         ]
         self.learners = [
             LearnerProcess(
@@ -147,9 +145,9 @@ class World:
     async def _under_fire(self) -> None:
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        for one in self.plan.disturbances:
-            await asyncio.sleep(max(0.0, start_s + one.at_s - loop.time()))
-            self._director.happen(one)
+        for disturbance in self.plan.disturbances:
+            await asyncio.sleep(max(0.0, start_s + disturbance.at_s - loop.time()))
+            self._director.happen(disturbance)
         await asyncio.sleep(max(0.0, start_s + FIRE_S - loop.time()))
 
     def _calm_down(self) -> None:

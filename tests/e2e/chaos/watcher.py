@@ -22,9 +22,8 @@ from tests.e2e.chaos.journal import Account
 from tests.e2e.chaos.learner import POLICY
 from tests.simulation.auditor import Finding, audit, audit_so_far
 from tests.simulation.disturbances import Mix
-from tests.simulation.evidence import Evidence
+from tests.simulation.evidence import Evidence, open_run
 from tests.simulation.learner_process import RUN
-from tests.simulation.observer import open_run
 from tests.simulation.world import Plan
 from tests.support.dict_objects import DictObjects
 

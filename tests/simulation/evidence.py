@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import random
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -127,23 +125,8 @@ def _adopted(world: World) -> Iterator[Adopted]:
 
 def state_digest(state: RunState) -> str:
     """Returns a digest of everything that a fold holds."""
-    return hashlib.sha256(repr(_plain(vars(state))).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value in a form whose `repr` follows from its content alone."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
-        return type(value).__name__, _plain(fields)
-    if isinstance(value, msgspec.Struct):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return [(repr(key), _plain(value[key])) for key in sorted(value, key=repr)]
-    if isinstance(value, AbstractSet):
-        return sorted(map(repr, value))
-    if isinstance(value, str | bytes | int | float | None):
-        return value
-    return [_plain(element) for element in value]
+    fields = msgspec.to_builtins(vars(state), order="deterministic")
+    return hashlib.sha256(repr(fields).encode()).hexdigest()
 
 
 async def open_run(objects: Objects) -> Run:

@@ -36,7 +36,7 @@ from skerry_syncer.store.objects.put_if_absent import Creator
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.simulation import network
 from tests.simulation.auditor import Finding
-from tests.simulation.judgement import judge
+from tests.simulation.campaign import judge
 from tests.simulation.sim_transport import SimTransport
 
 _Apply: TypeAlias = Callable[[pytest.MonkeyPatch], None]

@@ -85,7 +85,7 @@ class SimTransport:
     ) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
         """Opens the attach stream."""
         self._control = self._route(self._control)
-        async with self._sending("Attach", self._control, self._noting_hello(requests)) as call:
+        async with self._sending("Attach", self._control, self._noting(requests)) as call:
             while (response := await self._received(call)) is not None:
                 for fate in fates_in_news(response):
                     self._record.note_fate(fate, self._count)
@@ -96,7 +96,7 @@ class SimTransport:
     ) -> exchange_pb2.PushDeltaResponse:
         """Sends a push and returns its answer."""
         self._bulk = self._route(self._bulk)
-        async with self._sending("PushDelta", self._bulk, self._noting_header(requests)) as call:
+        async with self._sending("PushDelta", self._bulk, self._noting(requests)) as call:
             response: exchange_pb2.PushDeltaResponse = await self._received(call, unknown=TryAgainError)
             self.note_state(response)
             return response
@@ -199,20 +199,13 @@ class SimTransport:
 
     # The record.
 
-    async def _noting_hello(
-        self, requests: AsyncIterator[exchange_pb2.AttachRequest]
-    ) -> AsyncIterator[exchange_pb2.AttachRequest]:
+    async def _noting(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in requests:
-            if request.WhichOneof("kind") == "hello":
-                self._record.note_hello(request.hello.session_id)
-            yield request
-
-    async def _noting_header(
-        self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]
-    ) -> AsyncIterator[exchange_pb2.PushDeltaRequest]:
-        async for request in requests:
-            if request.WhichOneof("kind") == "header":
-                self._record.note_header(request.header)
+            match request.WhichOneof("kind"):
+                case "hello":
+                    self._record.note_hello(request.hello.session_id)
+                case "header":
+                    self._record.note_header(request.header)
             yield request
 
     def note_state(self, response: exchange_pb2.PushDeltaResponse | exchange_pb2.QueryPushResponse) -> None:

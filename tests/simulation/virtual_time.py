@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
+import selectors
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
 # Timers this close together are of one moment: what float64 loses in a day of virtual time is less.
 _MOMENT_S: Final = 1e-9
-# As in asyncio: so many timers, more than half of them cancelled, are worth sorting out.
-_WORTH_SORTING: Final = 100
 
 
 class Gate(Protocol):
@@ -34,119 +32,67 @@ class DeadlockError(RuntimeError):
     """Every task waits, and no timer is set: nothing would ever happen again."""
 
 
-class _Handle(asyncio.TimerHandle):
-    """A callback and the gate that it passes; without what asyncio keeps for debugging."""
+class _Handle(asyncio.Handle):
+    _context: Context
 
-    __slots__ = ("gate",)
-    _loop: VirtualTimeLoop
-    _when: float
-    _callback: Any
-    _args: Any
+    def _run(self) -> None:
+        """Runs the callback, or has its gate keep it."""
+        gate = self._context.get(GATE)
+        if gate is None or gate.is_running:
+            super()._run()
+        else:
+            gate.hold(self)
 
-    def __init__(self, callback: Any, args: Any, context: Context) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = context
-        self._cancelled = self._scheduled = False
-        self.gate = context.get(GATE)
 
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            if self._scheduled:
-                self._loop._timer_cancelled_count += 1
-            self._callback = self._args = None
+class _TimerHandle(_Handle, asyncio.TimerHandle):
+    _scheduled: bool
 
-    # The heap compares handles only where their moments are equal: then none comes first, and no two are the same.
-    __eq__, __hash__ = object.__eq__, object.__hash__
 
-    def __lt__(self, other: object) -> bool:
-        return False
+class _Jump(selectors.DefaultSelector):
+    """Waits for nothing: the clock jumps instead."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Lets so much time pass.
+
+        Raises:
+            DeadlockError: nothing is awaited but what no timer will bring.
+        """
+        if timeout is None:
+            raise DeadlockError("every task waits for something that no timer will bring")
+        self.now_s += timeout
+        return []
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time, from 0; `run_until_complete` returns as fast as the work in it allows.
+    """An event loop on virtual time, from 0; `run_until_complete` returns as fast as the work in it allows."""
 
-    It is asyncio's loop, in the same order, without what no simulation has: sockets, threads and debugging.
-    """
-
-    _ready: deque[_Handle]
-    _scheduled: list[tuple[float, _Handle]]
-    _stopping: bool
-    _timer_cancelled_count: int
+    _ready: list[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
+        self._jump = _Jump()
+        super().__init__(self._jump)
+        self._clock_resolution = _MOMENT_S
 
     def time(self) -> float:
         """Returns the virtual seconds since the loop was made."""
-        return self._now_s
+        return self._jump.now_s
 
-    def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        """Runs the callback next, or when its gate lets it."""
-        handle = _Handle(callback, args, copy_context() if context is None else context)
+    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
-
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # as above
-
-    def call_later(  # type: ignore[override]  # typeshed ties the arguments to the callback's
-        self, delay: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """Runs the callback after `delay` seconds, or when its gate lets it after that."""
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]  # typeshed ties the arguments to the callback's
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Runs the callback at `when`, or when its gate lets it after that."""
-        handle = _Handle(callback, args, copy_context() if context is None else context)
-        handle._when, handle._scheduled, handle._loop = when, True, self
-        heapq.heappush(self._scheduled, (when, handle))
-        return handle
-
-    def _run_once(self) -> None:
-        """Lets the clock jump to the next timer if nothing is ready, and runs what is."""
-        ready, scheduled = self._ready, self._without_cancelled()
-        if not ready and not self._stopping:
-            if not scheduled:
-                raise DeadlockError("every task waits for something that no timer will bring")
-            self._now_s += max(0.0, scheduled[0][0] - self._now_s)
-        moment_s = self._now_s + _MOMENT_S
-        while scheduled and scheduled[0][0] < moment_s:
-            _, handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            gate = handle.gate
-            if gate is not None and not gate.is_running:
-                gate.hold(handle)
-                continue
-            try:
-                handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # noqa: BLE001 - as asyncio's loop does
-                self.call_exception_handler({"message": "callback failed", "exception": error})
-
-    def _without_cancelled(self) -> list[tuple[float, _Handle]]:
-        """Returns the timers that are set, the next one first and not cancelled."""
-        scheduled = self._scheduled
-        if len(scheduled) > _WORTH_SORTING and self._timer_cancelled_count > len(scheduled) / 2:
-            self._scheduled = scheduled = [timer for timer in scheduled if not timer[1]._cancelled]
-            heapq.heapify(scheduled)
-            self._timer_cancelled_count = 0
-        while scheduled and scheduled[0][1]._cancelled:
-            _, handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            self._timer_cancelled_count -= 1
-        return scheduled
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
 
 
 def run_virtual(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -15,7 +15,7 @@ import torch
 from skerry import (
     ArrayLearner,
     Learner,
-    Policy,
+    RefusedError,
     RunsClient,
     Tls,
     TryAgainError,
@@ -90,33 +90,8 @@ def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, value) for name in ("inner_step_count", "quorum_count") for value in ("5", None, True, 2.0, 0, -1)),
-        *((name, value) for name in ("grace_factor", "lease_term_s") for value in ("x", True, -1, float("nan"), 1e300)),
-        *(("delay_step_count", value) for value in ("x", -1, 1.5)),
-        *(("outer", value) for value in (None, {"learning_rate": 1})),
-        *(("merge", value) for value in ("x", None)),
-        *(("merge_by_fragment", value) for value in (5, {"a": "x"})),
-        *((name, value) for name in ("delta_encoding", "update_encoding") for value in ("int4", None)),
-        *(("pinned_positions", value) for value in (5, ("x",), (-1,))),
-        ("enrols_by_run", 1),
-    ],
-)
-def test_a_policy_says_which_field_can_not_be_right(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"field={name}") as caught:
-        Policy(**{name: value})
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(target: str) -> None:
-    names = [
-        f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj.weight"
-        for layer in range(58)
-        for expert in range(256)
-        for kind in ("gate", "up", "down")
-    ]
+    names = [f"model.experts.{number}.gate_proj.weight" for number in range(44_544)]
     arrays = {name: np.zeros(2, np.float32) for name in names}
     options: dict[str, Any] = {"target": target, "run": "moe", "create": True, "connect_timeout_s": 120.0}
     with ArrayLearner(arrays, **options, learner_id="a", policy=QUICK) as learner:
@@ -145,6 +120,14 @@ def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) ->
         assert learner.flush(30)
         assert learner.stats.versions == versions
     assert problem.loss < Quadratic().loss
+
+
+def test_other_shapes_are_refused_by_name(target: str) -> None:
+    with _attached(target):
+        arrays = Quadratic().arrays | {"body.bias": np.zeros(33, np.float32)}
+        with pytest.raises(RefusedError, match=r"body\.bias") as refusal:
+            ArrayLearner(arrays, target=target, run="fit", learner_id="b")
+    assert refusal.value.reason == "SHAPE_MISMATCH"
 
 
 def test_that_nobody_answers_is_said_within_the_time_given() -> None:

@@ -118,16 +118,6 @@ def test_an_optimizer_of_another_model_is_refused_before_anything_is_sent() -> N
         attach(nn.Linear(4, 4), optimizer, tokens_per_step=1, target="127.0.0.1:9", run="mine")
 
 
-def test_after_leaving_the_optimizer_is_free_for_another_learner(target: str) -> None:
-    trainee = Trainee(target)
-    trainee.step()
-    work = trainee.learner.leave()
-    assert work
-    with trainee.attach("us") as second:
-        trainee.step()
-    assert (trainee.learner.stats.step_count, second.stats.step_count) == (1, 1)
-
-
 @pytest.mark.parametrize(("learner_id", "loads"), [("us", False), ("eu", False), ("us", True)])
 def test_attaching_again_has_the_models_earlier_learner_leave(target: str, learner_id: str, *, loads: bool) -> None:
     trainee = Trainee(target)

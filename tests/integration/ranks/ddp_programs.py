@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
 
-from skerry import Learner, OuterOptimizer, Policy, attach
+from skerry import Learner, OuterOptimizer, Policy
 from skerry.wire import Codec, Encoding
 from tests.integration.ranks.ranks import Rank, loss_of, network, weights_digest
 
@@ -38,12 +40,19 @@ def learner_of(model: nn.Module, rank: Rank, **options: Any) -> Learner:
     return Learner(model, target=rank.target, **given)
 
 
-def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, Any]:
-    """Trains with accumulated gradients until every fragment has a version; returns what every step left."""
-    model = nn.parallel.DistributedDataParallel(network(seed + rank.number))
+def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str, Any]:
+    """Trains with accumulated gradients until every fragment has a version; returns what every step left.
+
+    The ranks of one torch world are islands of that size.
+    """
+    groups = [
+        distributed.new_group([*range(first, first + island_size)]) for first in range(0, rank.count, island_size)
+    ]
+    number = rank.number // island_size
+    model = nn.parallel.DistributedDataParallel(network(rank.number), process_group=groups[number])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     steps: list[Any] = []
-    with learner_of(model, rank) as learner:
+    with learner_of(model, rank, learner_id=f"island-{number}") as learner:
         began = weights_digest(model)
         while min(learner.stats.versions.values()) < version:
             with model.no_sync():
@@ -54,32 +63,6 @@ def train_until_version(rank: Rank, version: int, seed: int = 0) -> dict[str, An
             changed = learner.step(tokens=10 + rank.number, loss=float(rank.number))
             steps.append((changed, weights_digest(model), learner.stats.step_count, learner.stats.token_count))
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
-
-
-def join_with_frozen(rank: Rank, seeds: tuple[int, int], allow_other: bool | list[str]) -> int:
-    """Joins with a frozen layer of the rank's own seed; returns how many steps it counted."""
-    layers = {"trained": network(0)}
-    torch.manual_seed(seeds[rank.number])
-    layers["frozen"] = nn.Linear(4, 4).requires_grad_(False)
-    with learner_of(nn.ModuleDict(layers), rank, run=f"frozen-{seeds[1]}", allow_other_frozen=allow_other) as learner:
-        learner.step(tokens=10)
-    return learner.stats.step_count
-
-
-def train_until_one_is_told_to_leave(rank: Rank, who: int) -> dict[str, Any]:
-    """Trains until rank `who` is told to leave in its 7th step; returns how it ended."""
-    model = nn.parallel.DistributedDataParallel(network(0))
-    learner = learner_of(model, rank)
-    try:
-        with learner:
-            for count in range(100):
-                loss_of(model, count, rank.number, rank.count).backward()
-                if (count, rank.number) == (6, who):
-                    learner.leave_soon(143)
-                learner.step(tokens=10)
-    except SystemExit as end:
-        return {"code": end.code, "steps": learner.stats.step_count, "unsent": learner.stats.unsent_step_count}
-    return {}
 
 
 def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]]:
@@ -109,9 +92,11 @@ def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]
     return {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
 
 
-def join_with_ids(rank: Rank) -> None:
-    """Joins by an id that no other rank has."""
-    learner_of(network(), rank, connect_timeout_s=20.0, learner_id=f"island-{rank.number}")
+def join(rank: Rank, options: Sequence[dict[str, Any] | None]) -> None:
+    """Joins with the options of the rank's own; does not where it has none."""
+    given = options[rank.number]
+    if given is not None:
+        learner_of(network(), rank, **given)
 
 
 def fail(rank: Rank, how: str, who: int) -> None:
@@ -138,17 +123,18 @@ def _fail(how: str, model: nn.Module, learner: Learner) -> None:
         model.load_state_dict(network(1).state_dict())
 
 
-def end(rank: Rank, kinds: tuple[type[BaseException], ...]) -> dict[str, Any]:
-    """Trains 7 steps and leaves the context by an exception; returns what was said of lost steps, and how long it took.
+def end(rank: Rank, endings: tuple[str, ...]) -> dict[str, Any]:
+    """Trains 7 steps and leaves the context by an exception of that name; returns how, and what was said to be lost.
 
-    A rank of fewer kinds than there are ranks trains on.
+    With "leave" the rank is told to leave; one of fewer endings than there are ranks trains on.
     """
     model = network()
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("skerry").addHandler(handler)
     learner = learner_of(model, rank)
+    ending = endings[rank.number] if rank.number < len(endings) else ""
     begin_s = 0.0
     try:
         with learner:
@@ -156,63 +142,19 @@ def end(rank: Rank, kinds: tuple[type[BaseException], ...]) -> dict[str, Any]:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.add_(0.01)
+                if (count, ending) == (6, "leave"):
+                    learner.leave_soon(143)
                 learner.step(tokens=5)
-                if count == 6 and rank.number < len(kinds):
+                if count == 6 and ending not in ("", "leave"):
                     begin_s = time.monotonic()
-                    raise kinds[rank.number]
+                    raise getattr(builtins, ending)
     except BaseException as error:  # noqa: BLE001 - what is raised is told to the test
-        kind = type(error).__name__
-    lost = [one for one in said if "left the run, which does not have" in one]
-    stats = learner.stats
+        kind, code = type(error).__name__, getattr(error, "code", None)
     return {
         "kind": kind,
-        "lost": lost,
-        "steps": stats.step_count,
-        "unsent": stats.unsent_step_count,
+        "code": code,
+        "lost": [warning for warning in warnings if "left the run, which does not have" in warning],
+        "steps": learner.stats.step_count,
+        "unsent": learner.stats.unsent_step_count,
         "took_s": time.monotonic() - begin_s,
     }
-
-
-def join_alone(rank: Rank) -> None:
-    """Makes a learner on the first rank only."""
-    if rank.number == 0:
-        learner_of(network(), rank, connect_timeout_s=1.0)
-
-
-def join_missing_run(rank: Rank) -> None:
-    """Asks for a run that does not exist."""
-    learner_of(network(), rank, create=False)
-
-
-def train_two_islands(rank: Rank, version: int) -> dict[str, Any]:
-    """Trains as one of two islands whose ranks are of one torch world."""
-    number, half = rank.number // 2, rank.count // 2
-    groups = [distributed.new_group([first, first + 1]) for first in range(0, rank.count, half)]
-    group = groups[number]
-    model = nn.parallel.DistributedDataParallel(network(rank.number), process_group=group)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with learner_of(model, rank, learner_id=f"island-{number}") as learner:
-        for count in range(2_000):
-            if min(learner.stats.versions.values()) >= version:
-                break
-            loss_of(model, count, rank.number, rank.count).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            learner.step(tokens=10)
-    return {"digest": weights_digest(model), "versions": learner.stats.versions, "failure": learner.failure}
-
-
-def follow_an_optimizer(rank: Rank) -> dict[str, Any]:
-    """Trains 7 steps of an optimizer that a learner follows, leaves, and trains one more."""
-    model = nn.parallel.DistributedDataParallel(network(rank.number))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    options: dict[str, Any] = {"run": "theirs", "learner_id": "island", "create": True, "policy": POLICY}
-    learner = attach(model, optimizer, tokens_per_step=10 + rank.number, target=rank.target, **options)
-    for step in range(7):
-        loss_of(model, step, rank.number, rank.count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    left = [learner.leave(30.0, load_merged=True), learner.leave()]
-    stats = learner.stats
-    optimizer.step()
-    return {"weights": weights_digest(model), "stats": stats, "left": left}

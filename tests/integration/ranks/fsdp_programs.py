@@ -8,8 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,14 +88,11 @@ def weights_of(model: nn.Module) -> Weights:
     }
 
 
-def train_in_turns(
-    rank: Rank, layout: Layout, options: dict[str, Any], turns: Turns | None = None
-) -> tuple[Weights, Weights]:
+def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
     """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
 
     Returns the weights after joining, and those at the end.
     """
-    number = turns.number if turns else 0
     model: Any = network()
     if layout.shape:
         sharded(model, layout)
@@ -107,19 +103,11 @@ def train_in_turns(
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
         for turn in range(TURN_COUNT):
-            if turns:
-                turns.wait(turn)
-                _exchange_all(learner, rank)
             for step in range(3):
-                _train(model, optimizer, 100 * number + 10 * turn + step, rank, layout)
+                _train(model, optimizer, 10 * turn + step, rank, layout)
                 learner.step(tokens=24 // rank.count)
             _exchange_all(learner, rank)
-            if turns and rank.number == 0:
-                turns.end(turn)
-        ended = weights_of(model)
-        if turns:
-            turns.wait_all(TURN_COUNT)  # since the others' rounds count who is there
-        return began, ended
+        return began, weights_of(model)
 
 
 def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, layout: Layout) -> None:
@@ -142,29 +130,6 @@ def _exchange_all(learner: Learner, rank: Rank) -> None:
     for _ in range(2):
         learner.step(tokens=24 // rank.count)
         assert learner.flush(60.0, is_last=True)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Learners that train one after another; a file says that one has ended a turn."""
-
-    number: int
-    count: int
-    folder: Path
-
-    def wait(self, turn: int) -> None:
-        """Waits until the learner before has ended its turn."""
-        before = turn * self.count + self.number - 1
-        while before >= 0 and not (self.folder / str(before)).exists():
-            time.sleep(0.01)
-
-    def wait_all(self, turn_count: int) -> None:
-        """Waits until the last learner has ended its last turn."""
-        replace(self, number=0).wait(turn_count)
-
-    def end(self, turn: int) -> None:
-        """Ends this learner's turn."""
-        (self.folder / str(turn * self.count + self.number)).touch()
 
 
 def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
@@ -210,7 +175,7 @@ def weights_digest(weights: Weights) -> str:
     return hashlib.sha256(b"".join(one.tobytes() for one in weights.values())).hexdigest()
 
 
-def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
+def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int], allow_other: Sequence[str] = ()) -> None:
     """Joins with two frozen layers, of which each rank has cut its shards from values of its own seed."""
     model: Any = network()
     for number in (1, 4):
@@ -218,7 +183,7 @@ def join_with_frozen(rank: Rank, layout: Layout, seeds: Sequence[int]) -> None:
         model[number] = other[number].requires_grad_(False)
     if layout.shape:
         sharded(model, layout)
-    learner_of(model, rank).close()
+    learner_of(model, rank, allow_other_frozen=allow_other).close()
 
 
 def close_after_the_groups(rank: Rank, layout: Layout) -> None:

@@ -6,8 +6,8 @@ import hashlib
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -23,11 +23,8 @@ from tests.integration.ranks.ranks import Rank, network
 DELTA_COUNT = 3
 
 
-@dataclass
-class Sent:
-    """The parts of deltas that one rank has sent, by fragment: first element, and digest of the bytes."""
-
-    parts: dict[str, set[tuple[int, str]]] = field(default_factory=dict)
+# The parts of deltas that one rank has sent, by fragment: first element, and digest of the bytes.
+Sent: TypeAlias = dict[str, set[tuple[int, str]]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ def send_changes(
 
     The change is the same whoever holds which part. Returns what was sent, the run's weights at the end and `stats`.
     """
-    sent, own, faulty = Sent(), GrpcTransport.push_delta, faults if faults and faults.rank == rank.number else None
+    sent: Sent = {}
+    own, faulty = GrpcTransport.push_delta, faults if faults and faults.rank == rank.number else None
 
     async def push_delta(self: GrpcTransport, requests: AsyncIterator[v1.PushDeltaRequest]) -> v1.PushDeltaResponse:
         async def noted() -> AsyncIterator[v1.PushDeltaRequest]:
@@ -60,7 +58,7 @@ def send_changes(
                 yield request
                 if header.base_version >= 0 and request.HasField("part_end"):
                     digest = hashlib.sha256(data).hexdigest()
-                    sent.parts.setdefault(header.fragment, set()).add((part.first, digest))
+                    sent.setdefault(header.fragment, set()).add((part.first, digest))
                     if faulty and faulty.dies_pushing:
                         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -121,17 +121,10 @@ def network(seed: int = 0, width: int = 12) -> nn.Module:
     return model
 
 
-def batch(step: int, count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the inputs and labels of a step."""
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, 24, (count, 4), generator=generator)
-    return tokens, tokens.sum(1) % 3
-
-
 def loss_of(model: nn.Module, step: int, part: int = 0, parts: int = 1) -> Any:
     """Returns the loss of one of `parts` equal parts of a step's batch."""
-    tokens, labels = (whole.chunk(parts)[part] for whole in batch(step))
-    return nn.functional.cross_entropy(model(tokens).mean(1), labels)
+    tokens = torch.randint(0, 24, (24, 4), generator=torch.Generator().manual_seed(step)).chunk(parts)[part]
+    return nn.functional.cross_entropy(model(tokens).mean(1), tokens.sum(1) % 3)
 
 
 def weights_digest(model: nn.Module) -> str:

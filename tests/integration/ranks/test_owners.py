@@ -55,8 +55,8 @@ def test_each_rank_sends_whole_fragments_in_the_bytes_of_one_process(
     target: str, tmp_path: Path, count: int, layout: Layout, alone: tuple[Sent, Weights]
 ) -> None:
     ranks, ends = _send(tmp_path, target, "many", layout, count=count)
-    assert [len(sent.parts) for sent in ranks] == [len(range(rank, 4, count)) for rank in range(count)]
-    assert {fragment: parts for sent in ranks for fragment, parts in sent.parts.items()} == alone[0].parts
+    assert [len(sent) for sent in ranks] == [len(range(rank, 4, count)) for rank in range(count)]
+    assert {fragment: parts for sent in ranks for fragment, parts in sent.items()} == alone[0]
     _assert_equal(ends, alone[1])
 
 
@@ -66,7 +66,7 @@ def test_others_exchange_the_fragments_of_a_rank_that_does_not_reach_the_syncer(
     ranks, ends = _send(
         tmp_path, target, "two", Layout((2,)), count=2, faults=Faults(rank=1, is_cut_off=True), connect_timeout_s=5.0
     )
-    assert [sent.parts for sent in ranks] == [alone[0].parts, {}]
+    assert ranks == [alone[0], {}]
     _assert_equal(ends, alone[1])
 
 

@@ -120,44 +120,21 @@ def test_fsdp1_is_refused(target: str, tmp_path: Path) -> None:
     assert all("fully_shard" in end.message and "FSDP1" in end.message for end in ends)
 
 
-_LAYOUTS = [
-    pytest.param([ALONE, TENSOR_PARALLEL], marks=pytest.mark.long),
-    pytest.param(
-        [ALONE, Layout((2,)), Layout((2,)), Layout((4,))],
-        marks=pytest.mark.e2e,  # 13 processes, a minute on two busy cores
-    ),
-]
-
-
-@pytest.mark.parametrize("layouts", _LAYOUTS, ids=lambda some: str([one.shape for one in some]))
-def test_islands_of_every_size_in_one_run_learn_what_single_processes_learn(
-    target: str, tmp_path: Path, layouts: list[Layout]
-) -> None:
-    """The weights that the run ends with do not depend on how a learner's processes hold the model."""
-    ends = {
-        "single": _train_together(tmp_path / "single", target, "single", [ALONE for _ in layouts]),
-        "mixed": _train_together(tmp_path / "mixed", target, "mixed", layouts),
-    }
-    for learner, (single, mixed) in enumerate(zip(ends["single"], ends["mixed"], strict=True)):
-        for rank in mixed:
-            for name, weights in single[0][1].items():
-                np.testing.assert_array_equal(rank[1][name], mixed[0][1][name])
-                np.testing.assert_allclose(rank[1][name], weights, rtol=1e-5, atol=1e-6, err_msg=f"{learner=} {name=}")
-
-
-def _train_together(
-    folder: Path, target: str, run_name: str, layouts: list[Layout]
-) -> list[list[tuple[fsdp_programs.Weights, fsdp_programs.Weights]]]:
-    """Trains one learner for each layout, in turns, all in one run; returns what each of its ranks returned."""
-    folder.mkdir()
-    policy = replace(EXACT, grace_factor=0.0)
+@pytest.mark.long
+def test_islands_of_1_2_and_4_ranks_train_in_one_run(target: str, tmp_path: Path) -> None:
     waits = []
-    for number, layout in enumerate(layouts):
-        options = {"policy": policy, "run": run_name, "learner_id": f"learner-{number}", "connect_timeout_s": 90.0}
-        turns = fsdp_programs.Turns(number, len(layouts), folder)
-        program, count = fsdp_programs.train_in_turns, layout.rank_count
-        waits.append(start(folder / f"ranks-{number}", program, count, target, layout, options, turns))
-    return [values(wait()) for wait in waits]
+    for layout in (Layout((1,)), Layout((2,)), TENSOR_PARALLEL):
+        name, count = f"of-{layout.rank_count}", layout.rank_count
+        options = {"policy": replace(EXACT, grace_factor=0.0), "learner_id": name, "connect_timeout_s": 90.0}
+        program = fsdp_programs.merged_in_the_end
+        waits.append(start(tmp_path / name, program, count, target, layout, options))
+    for wait in waits:
+        ranks = values(wait())
+        for _, weights in ranks:
+            for name, expected in ranks[0][1].items():
+                np.testing.assert_array_equal(weights[name], expected)
+    with RunsClient(target) as client:
+        assert {learner.learner_id for learner in client.get_run("theirs").learners} == {"of-1", "of-2", "of-4"}
 
 
 def test_a_learner_is_closed_though_all_process_groups_were_destroyed_before(target: str, tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def snapshot(version: int, fragment: str = BODY) -> SnapshotItem:
 
 def rolled_back(request: str, source: int, version: int, fragment: str = BODY) -> RollbackItem:
     weights = (ref(f"snapshots/{fragment}/{version}-back"),)
-    one = RollbackFragment(fragment, version, source, f"{fragment}-{source}", weights, ())
-    return RollbackItem(request, 1, (one,))
+    back = RollbackFragment(fragment, version, source, f"{fragment}-{source}", weights, ())
+    return RollbackItem(request, 1, (back,))
 
 
 def committed_round(history: History, *deltas: str, version: int = 1) -> None:

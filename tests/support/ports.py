@@ -24,10 +24,10 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

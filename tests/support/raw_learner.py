@@ -137,9 +137,9 @@ async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> e
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     """Returns the refusal, from the `google.rpc.Status` in the trailing metadata."""
     metadata = cast("list[tuple[str, bytes]]", list(error.trailing_metadata()))
-    found = [value for key, value in metadata if key == "grpc-status-details-bin"]
-    assert found, f"no status details: {error}"
-    status = status_pb2.Status.FromString(found[0])
+    details = [value for key, value in metadata if key == "grpc-status-details-bin"]
+    assert details, f"no status details: {error}"
+    status = status_pb2.Status.FromString(details[0])
     assert (status.code, status.message) == (error.code().value[0], error.details())
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     retry_after_s = None
@@ -157,7 +157,7 @@ def plan_messages() -> tuple[list[types.Tensor], list[types.Fragment]]:
 
 
 def layout(fragment: str) -> FragmentLayout:
-    return next(one for one in LAYOUTS if one.name == fragment)
+    return next(known for known in LAYOUTS if known.name == fragment)
 
 
 async def create_draft(
@@ -171,7 +171,7 @@ async def create_draft(
     draft = await stubs.runs.CreateRun(
         runs.CreateRunRequest(request_id=request_id, name=name, tensors=tensors, fragments=fragments, policy=policy)
     )
-    weights = {one.name: numbers.standard_normal(one.numel).astype(np.float32) for one in LAYOUTS}
+    weights = {known.name: numbers.standard_normal(known.numel).astype(np.float32) for known in LAYOUTS}
     for fragment, values in weights.items():
         header = exchange.PushHeader(
             run=name,
@@ -205,7 +205,7 @@ def part_messages(
     digest = blake3()
     data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
     messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
-    messages += [exchange.PushDeltaRequest(data=data[at : at + cut]) for at in range(0, len(data), cut)]
+    messages += [exchange.PushDeltaRequest(data=data[start : start + cut]) for start in range(0, len(data), cut)]
     messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest.digest())))
     return messages, digest.digest()
 

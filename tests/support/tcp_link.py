@@ -90,9 +90,9 @@ class Link:
         except OSError:
             return
         finally:
-            for one in filter(None, (writer, behind)):
-                self._writers.discard(one)
-                one.transport.abort()
+            for end in filter(None, (writer, behind)):
+                self._writers.discard(end)
+                end.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
         with contextlib.suppress(OSError):

@@ -57,16 +57,16 @@ async def test_another_replica_ends_what_a_killed_one_began(objects: StuckObject
         assert (await _rolled_back(stubs, run)).progress.stored_count == 1
     objects.stuck = "nothing"
     async with (
-        serving(objects, LOCAL) as one,
-        serving(objects, LOCAL) as other,
-        connected(one.port) as stubs,
-        connected(other.port) as others,
+        serving(objects, LOCAL) as first,
+        serving(objects, LOCAL) as second,
+        connected(first.port) as stubs,
+        connected(second.port) as others,
     ):
         await asyncio.gather(_rolled_back(stubs, run), _rolled_back(others, run))
         request = runs.GetRunRequest(name="demo", seen_position=run.position)
         assert _versions((await others.runs.GetRun(request)).run) == [2, 1]
-        first, newest = [await pull(stubs, run, "body", target=target) for target in (0, 2)]
-        assert np.array_equal(newest.values, first.values)
+        oldest, newest = [await pull(stubs, run, "body", target=target) for target in (0, 2)]
+        assert np.array_equal(newest.values, oldest.values)
 
 
 async def test_a_roll_back_that_nobody_asks_for_any_more_has_no_effect(objects: StuckObjects) -> None:

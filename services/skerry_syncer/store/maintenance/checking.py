@@ -31,7 +31,7 @@ from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMi
 from skerry_syncer.store.log.entries import AcceptedItem, Fate, RunStatus
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.log.state import CommitRecord, FragmentState, RunState, VersionState
+from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
 from skerry_syncer.store.maintenance.options import POSITION_OR_DURATION, opened_run, report, run_options
 from skerry_syncer.store.versions.blobs import frame_batches
 from skerry_syncer.store.versions.replay import DAMAGE, Replayer, outer_refs, weights_digest
@@ -260,41 +260,31 @@ class _FragmentCheck:
 
     async def _replay(self, version: VersionState) -> bool:
         """Merges the round again, where the state before it is known and its deltas are retained."""
-        state, before = self._run.state, self._state.version
-        is_remembered = version.version >= state.fragments[self._layout.name].oldest
-        if version.commit is None or before != version.version - 1 or not is_remembered:
-            self._state.version = TORN
+        run, record, published = self._run.state, version.commit, self._vector
+        before, self._state.version = self._state.version, TORN
+        is_remembered = version.version >= run.fragments[self._layout.name].oldest
+        if record is None or before != version.version - 1 or not is_remembered:
             return False
-        if state.are_condemned(state.round_refs(version)):
-            self._state.version = TORN
+        if run.are_condemned(run.round_refs(version)):
             return False
-        deltas = [state.deltas[member.delta].item for member in version.commit.close.members]
-        try:
-            await self._replay_commit(version, version.commit)
-            for delta in deltas:
-                await self._check_delta(delta)
-        except BaseException:
-            self._state.version = TORN
-            raise
-        self.replayed_count += 1
-        return True
-
-    async def _replay_commit(self, version: VersionState, record: CommitRecord) -> None:
-        published = self._vector
         await self._replayer.read_update(record.commit.update, published)
         replayed = await self._replayer.replay(record, self._state, self._acc, published=published)
+        self._state.version = TORN  # until all of it is found right
         if replayed.digest != version.digest:
             raise _MismatchError("replay made other weights", expected=version.digest, actual=replayed.digest)
         element = replayed.first_difference
         if element is not None:
             stored = f"{published[element]!r} in the stored update"
             raise _MismatchError(f"replay made another update from element {element}", expected=stored, actual="other")
+        for member in record.close.members:
+            await self._check_delta(run.deltas[member.delta].item)
+        self._state.version = version.version
+        self.replayed_count += 1
+        return True
 
     async def _check_snapshot(self, version: VersionState) -> bool:
         """Checks the version's own snapshot, and restarts chain and replay from it if they had ended."""
         if not version.weights or self._run.state.are_condemned(version.weights):
-            if version.commit is None:
-                self._state.version = TORN
             return False
         await self._replayer.read_vector(version.weights, self._vector)
         await self._expect_digest("snapshot's weights differ", version, self._vector)

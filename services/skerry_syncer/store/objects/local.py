@@ -101,11 +101,10 @@ class LocalObjects:
         while True:
             try:
                 await self.write(name, data)
+                return
             except StoreFullError:
                 if not await self._workers.run(self._shrink_reserve):
                     raise
-            else:
-                return
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Writes a blob as it comes, syncs and publishes it."""
@@ -247,6 +246,7 @@ class LocalObjects:
             return _File(path, os.open(path, _NEW_FILE, _FILE_MODE))
 
     def _append(self, draft: _File, data: bytes | memoryview) -> None:
+        """Takes the draft, so that its descriptor stays open until a thread has written to it."""
         self._file_system.write(draft.descriptor, data)
 
     def _publish(self, draft: _File, name: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -16,10 +14,9 @@ from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import ClosedItem, Decided, Fate
 from skerry_syncer.store.maintenance.checking import verify_run
-from skerry_syncer.store.objects.interface import Chunks
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.scratch import Scratch
-from tests.support.dict_objects import DictObjects
+from tests.support.hooked_objects import HookedObjects
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((30, 40), (7,))
@@ -28,43 +25,9 @@ POLICY = Policy(
 )
 
 
-Hook: TypeAlias = Callable[[], Awaitable[None]]
-
-
-class HookedObjects(DictObjects):
-    """Calls hooks before an update is stored, before and after an entry of the log, and before a part is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks: dict[str, Hook] = {}
-
-    async def _call(self, moment: str) -> None:
-        if moment in self.hooks:
-            await self.hooks[moment]()
-
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob."""
-        if "/updates/" in name:
-            await self._call("before_update")
-        return await super().write(name, chunks)
-
-    async def create(self, name: str, data: bytes) -> None:
-        """Puts an object that must not exist."""
-        await self._call("before_entry")
-        await super().create(name, data)
-        await self._call("after_entry")
-
-    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes from `offset`."""
-        if "/deltas/" in name:
-            await self._call("before_part")
-        async for piece in super().stream(name, offset=offset):
-            yield piece
-
-    @property
-    def update_count(self) -> int:
-        """How many objects of updates are stored."""
-        return sum("/updates/" in name for name in self.objects)
+def update_count(objects: HookedObjects) -> int:
+    """Returns how many objects of updates are stored."""
+    return sum("/updates/" in name for name in objects.objects)
 
 
 class Run:
@@ -136,7 +99,7 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_update(
     run: Run, where: str, error: type[Exception]
 ) -> None:
-    failures, count = 3, run.objects.update_count
+    failures, count = 3, update_count(run.objects)
 
     async def fail() -> None:
         nonlocal failures
@@ -148,7 +111,7 @@ async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_up
     run.objects.hooks[where] = fail
     await run.merge(closing)
     run.objects.hooks.clear()
-    assert (run.version, run.rebuilt, run.objects.update_count - count) == (2, [], 1)
+    assert (run.version, run.rebuilt, update_count(run.objects) - count) == (2, [], 1)
     assert failures < 3
     await run.merge(await run.closed(1.0, 2.0))
     assert run.rebuilt == []
@@ -169,7 +132,7 @@ async def test_objects_that_are_stored_are_not_stored_again(monkeypatch: pytest.
 
     objects.hooks["before_update"] = fail_the_second
     await run.merge(await run.driver.close([await run.driver.push(0, np.ones(layout.numel))]))
-    assert (run.version, objects.update_count, writes) == (1, 3, 4)
+    assert (run.version, update_count(objects), writes) == (1, 3, 4)
 
 
 async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the_state(run: Run) -> None:

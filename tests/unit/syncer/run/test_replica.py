@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -17,29 +17,15 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import StoreUnavailableError
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
-from skerry_syncer.store.objects.interface import Chunks
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.heard_logs import heard_logs
+from tests.support.hooked_objects import HookedObjects
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
 
 LAYOUT = layout_of((4,))
-
-
-class OutrunObjects(DictObjects):
-    """A store that once fails to take an update, after what happens meanwhile."""
-
-    meanwhile: Callable[[], Awaitable[None]] | None = None
-
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob."""
-        if self.meanwhile is not None and "/updates/" in name:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            await meanwhile()
-            raise StoreUnavailableError("not now")
-        return await super().write(name, chunks)
 
 
 @asynccontextmanager
@@ -58,16 +44,18 @@ async def served(run: Run) -> AsyncIterator[RunReplica]:
 
 async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_committed_it() -> None:
     """Else its outer state stays in memory until this replica merges again, which may be never."""
-    objects = OutrunObjects()
+    objects = HookedObjects()
     driver = await Driver.start(LAYOUT, Policy(lease_term_s=5.0), objects=objects)
     other = Merger(driver.run, workers=driver.workers, scratch=driver.scratch)
 
     async def merge_elsewhere() -> None:
         closing = driver.log.state.fragments[FRAGMENT].closing
         assert closing is not None
+        objects.hooks.clear()
         await other.merge(closing)
+        raise StoreUnavailableError("not now")
 
-    objects.meanwhile = merge_elsewhere
+    objects.hooks["before_update"] = merge_elsewhere
     with heard_logs() as lines:
         async with served(driver.run) as replica, asyncio.timeout(5):
             replica.leases.renew("m0", "0" * 32, SystemClock().monotonic_s())

@@ -88,25 +88,20 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitStatus.FAILED
     except Exception as error:
-        reason = _reason(error)
-        if reason is None:
+        reason = getattr(error, "reason", None)
+        if not isinstance(reason, str) or not type(error).__module__.startswith("skerry"):
             raise
-        return _show_refusal(error, reason)
+        return _show_refusal(error, str(reason))
     return result if isinstance(result, int) else ExitStatus.DONE
 
 
-def _reason(error: Exception) -> str | None:
-    """Returns the stable reason of an error of Skerry; None for any other exception."""
-    reason = getattr(error, "reason", None)
-    return str(reason) if isinstance(reason, str) and type(error).__module__.startswith("skerry") else None
-
-
 def _show_usage(error: click.ClickException) -> int:
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        click.echo(error.ctx.get_usage(), err=True)
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        _say(context.get_usage())
     _say(f"error: {error.format_message()}")
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        _say(f"next: `{error.ctx.command_path} --help` has an example")
+    if context is not None:
+        _say(f"next: `{context.command_path} --help` has an example")
     return error.exit_code
 
 

@@ -84,18 +84,12 @@ def _value(parameter: click.Parameter, key: str, value: Any) -> Any:
     Raises:
         click.UsageError: no option has such a value.
     """
-    if getattr(parameter, "multiple", False) and isinstance(value, list):
-        return [_scalar(key, item, is_flag=False) for item in value]
-    return _scalar(key, value, is_flag=getattr(parameter, "is_flag", False))
-
-
-def _scalar(key: str, value: Any, *, is_flag: bool) -> Any:
-    if isinstance(value, bool if is_flag else int | float):
-        return value if is_flag else str(value)
-    if isinstance(value, str) and (value or not is_flag):
-        return value
-    kind = "true or false" if is_flag else "a text or a number"
-    raise click.UsageError(f"the settings file has a value that is not {kind}. key={key}, value={str(value)[:80]}")
+    is_list = isinstance(value, list) and getattr(parameter, "multiple", False)
+    items = value if is_list else [value]
+    if not all(isinstance(item, str | int | float) for item in items):
+        raise click.UsageError(f"the settings file has a value that no option has. key={key}, value={value!r:.80}")
+    texts = list(map(str, items))
+    return texts if is_list else texts[0]
 
 
 def _tree(command: click.Command) -> Iterator[click.Command]:

@@ -56,10 +56,8 @@ def _check(values: Any, prefix: str = "") -> None:
         if value is entry.default is None:
             continue
         low, high = entry.metadata["range"]
-        is_flag = isinstance(entry.default, bool)
-        if isinstance(value, bool) is not is_flag or not hasattr(value, "__float__"):
-            wanted = "true or false" if is_flag else "a number"
-            raise ValueError(f"policy field must be {wanted}. field={name}, value={value!r}")
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise ValueError(f"policy field must be a number. field={name}, value={value!r}")
         if name.endswith("_count") and not hasattr(value, "__index__"):
             raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
         if not low <= value <= high:
@@ -107,7 +105,7 @@ class Policy:
     kept_hours: float = _ranged(1.0, 0, 1_000_000)
     kept_day_count: int = _ranged(30, 0, 100_000)
     pinned_positions: tuple[int, ...] = ()
-    enrols_by_run: bool = _ranged(False, False, True)
+    enrols_by_run: bool = False
 
     def __post_init__(self) -> None:
         """Checks every field.

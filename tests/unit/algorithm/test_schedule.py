@@ -51,18 +51,22 @@ def test_a_learner_is_not_slow_because_rounds_are_short() -> None:
     assert not any(rhythm.is_near(step, inner_step_count=H) for step in range(36, 80))
 
 
-def test_a_run_that_went_back_says_nothing_of_the_pace() -> None:
-    rhythm = rhythm_of(0, 8, 16)
-    rhythm.opened(31, 0.0, inner_step_count=H)
-    assert rhythm.interval == 8.0
-
-
-def test_a_round_that_opens_while_the_run_stands_still_does_not_change_the_pace() -> None:
-    """It was void, or the version of the round before is not reported yet."""
+@pytest.mark.parametrize(
+    ("openings", "interval"),
+    [
+        pytest.param([(0, 0), (8, 24), (16, 48), (31, 0)], 8, id="the run went back"),
+        pytest.param([(24, 0), (48, 24), (72, 24), (96, 72), (120, 72), (144, 120)], H, id="void rounds"),
+        # A learner of a third of the speed joined at the start: the run's progress lags until its fragments begin.
+        pytest.param([(8, 0), (16, 3), (24, 27)], 8, id="first rounds"),
+    ],
+)
+def test_rounds_in_which_the_run_does_not_go_on_as_usual_say_nothing_of_the_pace(
+    openings: list[tuple[int, int]], interval: float
+) -> None:
     rhythm = RoundRhythm()
-    for step_count, run_step_count in ((24, 0), (48, 24), (72, 24), (96, 72), (120, 72), (144, 120)):
+    for step_count, run_step_count in openings:
         rhythm.opened(step_count, run_step_count, inner_step_count=H)
-    assert rhythm.interval == H
+    assert rhythm.interval == interval
 
 
 def test_first_deltas_of_more_than_h_steps_make_nobody_slow() -> None:
@@ -80,11 +84,3 @@ def test_a_learner_left_alone_goes_back_to_h_steps() -> None:
     for number in range(1, 4):  # nobody else opens rounds any more: each opens H steps after an early delta
         rhythm.opened(12 + number * (H + 4), (3 + number) * H, inner_step_count=H)
     assert not rhythm.is_near(12 + 4 * (H + 4), inner_step_count=H)
-
-
-def test_the_first_rounds_say_nothing_of_the_pace() -> None:
-    """A learner of a third of the speed joined at the start: the run's progress lags until its fragments have begun."""
-    rhythm = RoundRhythm()
-    for step_count, run_step_count in ((8, 0), (16, 3), (24, 27)):
-        rhythm.opened(step_count, run_step_count, inner_step_count=H)
-    assert rhythm.interval == 8.0

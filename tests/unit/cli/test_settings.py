@@ -74,7 +74,6 @@ def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> No
         ({"learn": {"yes": True}}, "learn.yes"),
         ({"learn": {"steps": [7]}}, "key=steps"),
         ({"learn": {"target": {"host": "there"}}}, "key=target"),
-        ({"runs": {"list": {"json": ""}}}, "key=json"),
     ],
 )
 def test_a_key_or_a_value_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any], named: str) -> None:

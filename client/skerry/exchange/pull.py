@@ -150,14 +150,10 @@ class _Download:
         """Returns the pieces of one stretch of an object."""
         assert self._applier is not None  # the plan is known
         request = self._resumed(object_index, offset)
-        left = min(request.limit_bytes, self._applier.plan.objects[object_index].size_bytes - offset)
-        request.limit_bytes = left
-        pieces = []
+        request.limit_bytes = min(request.limit_bytes, self._applier.plan.objects[object_index].size_bytes - offset)
         async with self._opened(request) as received:
-            async for piece in received:  # to the call's end, so that it need not be cancelled
-                pieces.append(piece)
-                left -= len(piece.data)
-        if left > 0:
+            pieces = [piece async for piece in received]
+        if not pieces:
             raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
         return pieces
 
@@ -178,8 +174,6 @@ class _Download:
         async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
             if (response := await self._next(responses)) is None:
                 raise error_of("UNREACHABLE", "download ended before its plan")
-            if not response.HasField("plan"):
-                raise corrupt("bytes came before their plan")
             if self._applier is None:
                 self._applier = await session.workers.run(PlanApplier, self._layout, response.plan, self._start)
             elif list(response.plan.objects) != list(self._applier.plan.objects):
@@ -188,11 +182,8 @@ class _Download:
 
     async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[v1.PullData]:
         while (response := await self._next(responses)) is not None:
-            if not response.HasField("data"):
-                raise corrupt("what follows the plan is not bytes")
-            piece = response.data
-            self._session.tally.received(len(piece.data))
-            yield piece
+            self._session.tally.received(len(response.data.data))
+            yield response.data
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
         stall_timeout_s = self._session.calls.stall_timeout_s

@@ -18,11 +18,6 @@ MAX_FRAGMENTS: Final = 24
 # Elements for each fragment by default: one costs syncer and learners some 10 ms, whatever its size.
 _WORTH_NUMEL: Final = 8_000_000
 _EMBEDDING_NAME: Final = re.compile(r"embed|(^|[._])(wte|wpe|emb|tok_emb|pos_emb)([._]|$)", re.IGNORECASE)
-# Without a telling name, a matrix counts as a token table if it has many rows, and many more rows than columns. A model
-# has such a table for its input and one for its output at most; adapters have matrices of this shape in every layer.
-_VOCABULARY_ROWS: Final = 256
-_VOCABULARY_RATIO: Final = 4
-_MOST_TABLES: Final = 2
 
 
 @dataclass(frozen=True)
@@ -40,9 +35,10 @@ class FragmentPlan:
 def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None = None) -> FragmentPlan:
     """Returns a plan of at most `fragment_count` fragments (by default one for 8 million elements, 4 to 24 of them).
 
-    Embedding tables form a fragment of their own, which is merged by plain mean. The other tensors go, largest first,
-    into the fragment with the fewest elements, so that the largest fragment is at most 4/3 of the best possible. Within
-    a fragment matrices come before vectors, each in the model's order. The same tensors give the same plan everywhere.
+    Embedding tables, which are known by their names, form a fragment of their own, which is merged by plain mean. The
+    other tensors go, largest first, into the fragment with the fewest elements, so that the largest fragment is at most
+    4/3 of the best possible. Within a fragment matrices come before vectors, each in the model's order. The same
+    tensors give the same plan everywhere.
 
     Raises:
         ValueError: no tensors, or `fragment_count` below 1.
@@ -56,7 +52,8 @@ def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None 
         raise ValueError(f"fragment_count must be at least 1. fragment_count={fragment_count}")
     by_size = round(sum(tensor.numel for tensor in named) / _WORTH_NUMEL)
     count = fragment_count or min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, by_size))
-    tables = _embedding_tables(named) if count > 1 else ()
+    matrices = [tensor for tensor in named if len(tensor.shape) == 2]
+    tables = [tensor for tensor in matrices if count > 1 and _EMBEDDING_NAME.search(tensor.name)]
     others = [tensor for tensor in named if tensor not in tables]
     if not others or not tables:
         return FragmentPlan(_packed(named, count))
@@ -86,18 +83,6 @@ def check_same_tensors(own: Iterable[TensorSpec], fragments: Iterable[FragmentLa
         f"only_in_run={missing[:3]}, only_in_model={unknown[:3]}, shapes={shapes[:3]}, "
         f"differences={len(missing) + len(unknown) + len(shapes)}",
     )
-
-
-def _embedding_tables(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
-    named = tuple(tensor for tensor in matrices if _EMBEDDING_NAME.search(tensor.name))
-    if named or not matrices:
-        return named
-    largest = max(matrices, key=lambda tensor: tensor.numel)
-    rows, columns = largest.shape
-    is_table = rows >= _VOCABULARY_ROWS and rows >= _VOCABULARY_RATIO * columns
-    alike_count = sum(tensor.shape == largest.shape for tensor in matrices)
-    return (largest,) if is_table and alike_count <= _MOST_TABLES else ()
 
 
 def _packed(tensors: Sequence[TensorSpec], count: int) -> tuple[FragmentLayout, ...]:

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 _LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _SCHEME: Final = re.compile(r"(?:dns|ipv4|ipv6):(?://[^/]*/)?")
-_LONGEST_HOST_NAME: Final = 253
 _HIGHEST_PORT: Final = 2**16 - 1
 
 
@@ -72,8 +71,9 @@ def _parsed(address: str, text: str, *, lowest_port: int) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or not host or text.endswith("]"):
         raise ValueError(f"use HOST:PORT, for example 127.0.0.1:50051. address={address[:100]!r}")
-    # Not isdecimal alone, which other scripts' digits pass; int() is slow for very many digits.
-    if not (port.isascii() and port.isdecimal() and lowest_port <= int(port[:6]) <= _HIGHEST_PORT and len(port) <= 5):
+    # Not isdecimal alone, which other scripts' digits pass.
+    is_number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not (is_number and lowest_port <= int(port) <= _HIGHEST_PORT):
         raise ValueError(f"use HOST:PORT with a port from {lowest_port} to {_HIGHEST_PORT}. address={address[:100]!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not _is_host(bare, is_bracketed=bare != host):
@@ -86,7 +86,7 @@ def _parsed(address: str, text: str, *, lowest_port: int) -> Address:
 def _is_host(host: str, *, is_bracketed: bool) -> bool:
     is_number = host.rstrip(".").rpartition(".")[2].isdecimal()  # as the last part of no name is (RFC 1123)
     if not is_bracketed and not is_number:
-        return _HOST_NAME.fullmatch(host) is not None and len(host) <= _LONGEST_HOST_NAME
+        return _HOST_NAME.fullmatch(host) is not None
     try:
         return ipaddress.ip_address(host).version == (6 if is_bracketed else 4)
     except ValueError:

@@ -66,18 +66,6 @@ def test_the_embedding_is_apart_and_merged_by_mean() -> None:
     assert plan.merge_by_fragment == {EMBEDDING: MergeRule.MEAN}
 
 
-def test_a_token_table_without_a_telling_name_is_known_by_its_shape() -> None:
-    tensors = [TensorSpec("table", (1000, 16)), TensorSpec("a.weight", (64, 64)), TensorSpec("a.bias", (64,))]
-    assert plan_fragments(tensors).fragments[0].tensors == (tensors[0],)
-
-
-def test_an_adapters_tall_matrices_are_no_token_tables() -> None:
-    shapes = {"lora_A": (8, 4096), "lora_B": (11008, 8)}
-    tensors = [TensorSpec(f"{layer}.{name}", shape) for layer in range(4) for name, shape in shapes.items()]
-    plan = plan_fragments(tensors)
-    assert (EMBEDDING in {layout.name for layout in plan.fragments}, plan.merge_by_fragment) == (False, {})
-
-
 def test_larger_models_have_more_fragments_up_to_twenty_four() -> None:
     def count(numel: int) -> int:
         return len(plan_fragments([TensorSpec(f"{i}.w", (numel // 100,)) for i in range(100)]).fragments)

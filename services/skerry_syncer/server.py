@@ -100,15 +100,6 @@ class ServerSettings:
     host: HostSettings = field(default_factory=HostSettings)
 
 
-class ListenError(OSError):
-    """The syncer can't listen on the address that `option` gives."""
-
-    def __init__(self, option: str, address: str) -> None:
-        """Takes the option as it is written on the command line."""
-        super().__init__(f"can't listen on the address. {option.removeprefix('--')}={address}")
-        self.option = option
-
-
 class SyncerServer:
     """A syncer that is listening; created by `serving`."""
 
@@ -187,7 +178,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         else:
             port = server.add_secure_port(settings.listen, server_credentials(settings.tls))
     except RuntimeError as error:
-        raise ListenError("--listen", settings.listen) from error
+        raise OSError(f"can't listen on the address. listen={settings.listen}") from error
     try:
         exposing = exposed(OnLoop(metrics.registry), settings.metrics) if settings.metrics else nullcontext("")
         async with running(metrics.watch_lag()), host.serving():

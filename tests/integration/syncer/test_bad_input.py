@@ -39,15 +39,6 @@ def create(**changes: Any) -> runs.CreateRunRequest:
     return runs.CreateRunRequest(**{"request_id": "7" * 32, "name": "new"} | plan | changes)
 
 
-def create_large() -> runs.CreateRunRequest:
-    """Returns a request with more names of tensors than an answer could hold."""
-    names = [f"tensor-{number}-{'x' * 480}" for number in range(3500)]
-    return create(
-        tensors=[types.Tensor(name=name, shape=[1]) for name in names],
-        fragments=[types.Fragment(name="all", tensors=names)],
-    )
-
-
 def set_policy(**fields: Any) -> runs.SetPolicyRequest:
     return runs.SetPolicyRequest(request_id="6" * 32, name="demo", policy=types.Policy(**fields))
 
@@ -81,7 +72,7 @@ CALLS: Final[list[tuple[str, grpc.StatusCode, Any]]] = [
     ("SHAPE_MISMATCH", INVALID, create(fragments=REPEATED)),
     ("SHAPE_MISMATCH", INVALID, create(untrained=[types.UntrainedTensor(name="base", shape=[-1])])),
     ("SHAPE_MISMATCH", INVALID, create(untrained=[types.UntrainedTensor(name="head.weight")])),  # which is trained
-    ("TOO_LARGE", EXHAUSTED, create_large()),
+    ("TOO_LARGE", EXHAUSTED, create(tensors=[types.Tensor(name="x" * 3500)] * 1000)),
     ("BAD_REQUEST", INVALID, create(policy=types.Policy(quorum_count=-1))),
     ("BAD_REQUEST", INVALID, set_policy(lease_term=Duration(seconds=2**40))),
     ("BAD_REQUEST", INVALID, set_policy(merge_by_fragment={"elsewhere": types.MERGE_RULE_MEAN})),
@@ -147,11 +138,11 @@ async def test_a_message_of_the_limit_is_taken_and_a_larger_one_refused_with_det
     await create_run(stubs)
 
     def padded(size_bytes: int) -> runs.GetRunRequest:
-        """Returns a request that an unknown field makes that large."""
+        """Returns a request that is made that large by a field that it does not have."""
         request = runs.GetRunRequest(name="demo")
-        value = bytes(size_bytes - request.ByteSize() - 6)  # two bytes of tag, four of length
-        length = [len(value) >> shift & 127 | 128 * (shift < 21) for shift in (0, 7, 14, 21)]
-        request.MergeFromString(b"\xfa\x7f" + bytes(length) + value)
+        padding = runs.CreateRunRequest(packed_layout=bytes(size_bytes - request.ByteSize() - 5))
+        request.MergeFromString(padding.SerializeToString())
+        assert request.ByteSize() == size_bytes
         return request
 
     assert (await stubs.runs.GetRun(padded(limit))).run.name == "demo"

@@ -13,6 +13,7 @@ from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.frames import parse_frames
+from skerry_syncer.server import SyncerServer
 from tests.support.raw_learner import (
     LONG,
     RawLearner,
@@ -69,7 +70,9 @@ async def test_updates_outweigh_a_snapshot_and_then_a_newer_one_is_stored_whose_
     assert (older.version, older.plan.from_version) == (0, -1)
 
 
-async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:
+async def test_a_download_goes_on_by_object_and_offset(
+    server: SyncerServer, stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
     await learner.advance()
     request = exchange.PullFragmentRequest(run=run.name, run_uid=run.uid, fragment="body", from_version=-1)
     request.is_newest, request.limit_bytes = True, 1000
@@ -88,6 +91,7 @@ async def test_a_download_goes_on_by_object_and_offset(stubs: Stubs, run: types.
         assert len(received[answer.data.object_index]) == answer.data.offset
         received[answer.data.object_index] += answer.data.data
     apply_plan(plan, received, layout("body"), None)
+    assert server.host.budget.used_bytes == 0
 
 
 async def test_a_learner_that_left_is_no_longer_expected(stubs: Stubs) -> None:

@@ -28,7 +28,6 @@ from tests.support.raw_learner import (
     is_answer_lost,
     pull,
     push_messages,
-    refused,
 )
 from tests.support.serve_process import serve_process
 
@@ -40,14 +39,6 @@ async def test_messages_that_grpc_compressed_are_refused_and_not_inflated(store_
             call = stubs.channel.unary_unary(method, None, None)(bytes(2**28), compression=grpc.Compression.Gzip)
             assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
         assert serve.peak_mib() - before < 32
-
-
-@pytest.mark.parametrize(
-    "method", ["grpc.health.v1.Health/Check", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
-)
-async def test_health_and_reflection_refuse_large_messages(method: str, stubs: Stubs) -> None:
-    with refused("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED):
-        await stubs.channel.stream_unary(f"/{method}", None, None)(iter([bytes(5 * 2**20)]), timeout=10)
 
 
 async def test_a_part_that_comes_too_slowly_is_ended(

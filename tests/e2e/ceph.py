@@ -104,9 +104,9 @@ class CephGateway:
             gateway._start_storage()
             gateway._start_gateway()
         except AssertionError as error:
-            said = gateway.log_tails()
+            tails = gateway.log_tails()
             gateway.stop()
-            raise AssertionError(f"{error}\n{said}") from None
+            raise AssertionError(f"{error}\n{tails}") from None
         return gateway
 
     @property

@@ -34,8 +34,8 @@ class Composition:
         """Returns the id of a service's container, running or not."""
         labels = (f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}")
         filters = [word for label in labels for word in ("--filter", f"label={label}")]
-        (found,) = self.engine.docker("ps", "--all", "--quiet", "--no-trunc", *filters).split()
-        return found
+        (container,) = self.engine.docker("ps", "--all", "--quiet", "--no-trunc", *filters).split()
+        return container
 
     def state(self, service: str) -> dict[str, Any]:
         """Returns the state of a service's container: Running, ExitCode, StartedAt, Health."""

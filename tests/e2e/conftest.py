@@ -32,14 +32,14 @@ def docker_engine() -> Iterator[Engine]:
     """Docker's engine, started by hand."""
     need_root()
     need_programs(engine.PACKAGES)
-    found = Engine(BUILD / "engine")
+    docker = Engine(BUILD / "engine")
     try:
-        found.start()
-        yield found
+        docker.start()
+        yield docker
     except EngineError as error:
         pytest.skip(f"Docker's engine doesn't run on this machine: {error}")
     finally:
-        found.stop()
+        docker.stop()
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +47,9 @@ def composition(docker_engine: Engine) -> Composition:
     """compose.yaml with its images built."""
     need_programs({COMMAND: COMMAND})
     images.provide_base(docker_engine)
-    found = Composition(docker_engine, {**images.provide_wheels(docker_engine), **_SETTINGS})
-    found.compose("build", timeout_s=400)
-    return found
+    services = Composition(docker_engine, {**images.provide_wheels(docker_engine), **_SETTINGS})
+    services.compose("build", timeout_s=400)
+    return services
 
 
 @pytest.fixture(scope="module")

@@ -95,8 +95,8 @@ class Engine:
 
     def inspect(self, name: str) -> dict[str, Any]:
         """Returns what the engine says of one container, image or network."""
-        found: dict[str, Any] = json.loads(self.docker("inspect", name))[0]
-        return found
+        description: dict[str, Any] = json.loads(self.docker("inspect", name))[0]
+        return description
 
     def kill_process_of(self, container: str) -> None:
         """Kills a container's first process from outside with SIGKILL, as the kernel does when memory is short.

@@ -95,7 +95,7 @@ def need_small_torch(environment: Environment, line: str) -> None:
     if shutil.which("nvidia-smi"):
         return
     report = json.loads(environment.shell(line + " --quiet --dry-run --report -"))
-    names = [found["metadata"]["name"] for found in report["install"]]
+    names = [package["metadata"]["name"] for package in report["install"]]
     if any(name.startswith("nvidia-") for name in names):
         pytest.skip("no build of PyTorch for CPUs was reached for this Python, and those for GPUs take gigabytes")
 

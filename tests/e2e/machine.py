@@ -49,8 +49,8 @@ def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, st
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        said = _tail_of((error.stdout or b"") + (error.stderr or b""))
-        raise CommandError(f"{' '.join(words)}: not done after {timeout_s:.0f} s\n{said}") from None
+        tail_text = _tail_of((error.stdout or b"") + (error.stderr or b""))
+        raise CommandError(f"{' '.join(words)}: not done after {timeout_s:.0f} s\n{tail_text}") from None
     if done.returncode != 0:
         raise CommandError(f"{' '.join(words)}: status {done.returncode}\n{_tail_of(done.stdout + done.stderr)}")
     return done.stdout

@@ -64,8 +64,8 @@ def test_each_service_has_its_own_keys_and_none_has_the_authoritys(services: Com
 def test_a_region_reaches_the_syncers_and_no_other_region(services: Composition) -> None:
     for syncer in SYNCERS:
         services.execute("learner-us", "python3", "-c", _CONNECT, syncer, "50051")
-    found = services.engine.inspect(services.container("learner-eu"))["NetworkSettings"]["Networks"]
-    (address,) = [network["IPAddress"] for network in found.values()]
+    networks = services.engine.inspect(services.container("learner-eu"))["NetworkSettings"]["Networks"]
+    (address,) = [network["IPAddress"] for network in networks.values()]
     with pytest.raises(CommandError, match=r"refused: .*unreachable|refused: timed out"):
         services.execute("learner-us", "python3", "-c", _CONNECT, address, "50051")
     with pytest.raises(CommandError, match="refused"):

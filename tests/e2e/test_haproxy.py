@@ -68,11 +68,11 @@ def _closed_count(connections: list[socket.socket]) -> int:
 
 def _connections(port: int, stack: ExitStack, count: int) -> list[socket.socket]:
     """Returns connections that say nothing, without those that were refused before they were there."""
-    found = []
+    connections = []
     for _ in range(count):
         with suppress(ConnectionResetError):
-            found.append(_connect(port, stack))
-    return found
+            connections.append(_connect(port, stack))
+    return connections
 
 
 def test_a_client_is_known_by_its_certificate_behind_the_proxy(proxy: int, keys: Path) -> None:

@@ -22,11 +22,11 @@ _FIRST_VERSION_S: Final = 300
 @pytest.fixture(params=["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
 def environment(request: pytest.FixtureRequest, built: Path, tmp_path: Path) -> Environment:
     """A fresh environment beside which `dist` has only a wheel, or only an sdist."""
-    found = Environment(tmp_path / "skerry", Path(sys.executable).resolve())
+    environment = Environment(tmp_path / "skerry", Path(sys.executable).resolve())
     (tmp_path / "skerry" / "dist").mkdir()
     (only,) = built.glob(request.param)
     shutil.copyfile(only, tmp_path / "skerry" / "dist" / only.name)
-    return found
+    return environment
 
 
 def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:

@@ -91,18 +91,18 @@ class RecordingTransport(GrpcTransport):
             yield request
 
 
-def main(settings: str) -> None:
+def main(text: str) -> None:
     """Trains until it is told to end, or is stopped by the run."""
-    given = json.loads(settings)
-    journal = Journal(Path(given["journal"]))
+    settings = json.loads(text)
+    journal = Journal(Path(settings["journal"]))
     is_ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
     patch.object(array_learner, "GrpcTransport", partial(RecordingTransport, journal=journal)).start()
     weights = np.zeros(NUMEL, np.float32)
-    learner = _joined(given, weights, journal, is_ending)
+    learner = _joined(settings, weights, journal, is_ending)
     if learner is None:
         return
-    _train(learner, given, weights, journal, is_ending)
+    _train(learner, settings, weights, journal, is_ending)
     if learner.failure is None:
         journal.note(
             "flushed", learner.flush(_FLUSH_S, is_last=True) and learner.failure is None and not learner.is_closed
@@ -119,7 +119,7 @@ def main(settings: str) -> None:
 
 
 def _joined(
-    given: dict[str, Any], weights: Weights, journal: Journal, is_ending: threading.Event
+    settings: dict[str, Any], weights: Weights, journal: Journal, is_ending: threading.Event
 ) -> ArrayLearner | None:
     """Returns a learner that has joined, however long that takes; None where the run is closed or it has to end."""
     while not is_ending.is_set():
@@ -127,10 +127,10 @@ def _joined(
             parts = zip(SHAPES.items(), np.split(weights, _ENDS), strict=True)
             return ArrayLearner(
                 {name: part.reshape(shape) for (name, shape), part in parts},
-                target=given["target"],
+                target=settings["target"],
                 run=RUN,
-                learner_id=given["name"],
-                region=given["name"],
+                learner_id=settings["name"],
+                region=settings["name"],
                 create=True,
                 policy=POLICY,
                 fragment_count=2,
@@ -146,14 +146,14 @@ def _joined(
 
 
 def _train(
-    learner: ArrayLearner, given: dict[str, Any], weights: Weights, journal: Journal, is_ending: threading.Event
+    learner: ArrayLearner, settings: dict[str, Any], weights: Weights, journal: Journal, is_ending: threading.Event
 ) -> None:
-    source, pauses = np.random.default_rng(given["seed"]), random.Random(given["seed"])
+    source, pauses = np.random.default_rng(settings["seed"]), random.Random(settings["seed"])
     clock = SystemClock()
     cycle_s = stall_s = 0.0
     while not is_ending.is_set() and learner.failure is None:
         began_s, queued_s = clock.monotonic_s(), _queued_s()
-        time.sleep(given["step_s"] * pauses.uniform(0.9, 1.1))
+        time.sleep(settings["step_s"] * pauses.uniform(0.9, 1.1))
         work = (source.standard_normal(NUMEL) * _STEP_SIZE).astype(np.float32)
         weights += work
         journal.step(work, cycle_s, stall_s)
@@ -187,7 +187,7 @@ def _stolen_s() -> list[float]:
     """Returns how long the host of this virtual machine has kept each processor from running, though it had work."""
     lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     ticks = [int(line.split()[8]) for line in lines if re.match(r"cpu\d", line)]
-    return [one / os.sysconf("SC_CLK_TCK") for one in ticks]
+    return [count / os.sysconf("SC_CLK_TCK") for count in ticks]
 
 
 if __name__ == "__main__":

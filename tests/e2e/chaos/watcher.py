@@ -65,14 +65,14 @@ class Watcher:
         await self._log.tail()
         self.look_count += 1
         self._read(holds_fates=True)
-        self._found(audit_so_far(self._evidence(), self._log, self._admitted))
+        self._report(audit_so_far(self._evidence(), self._log, self._admitted))
 
-    def _found(self, findings: list[Finding]) -> None:
+    def _report(self, findings: list[Finding]) -> None:
         known = {str(finding) for finding in self.findings}
-        for one in findings:
-            if str(one) not in known:
-                self._say(f"FOUND {one}")
-                self.findings.append(one)
+        for finding in findings:
+            if str(finding) not in known:
+                self._say(f"FOUND {finding}")
+                self.findings.append(finding)
 
     def begin_calm(self) -> None:
         """Notes that nothing fails any more, and how far everybody has trained."""
@@ -115,7 +115,7 @@ class Watcher:
         await self.look()
         for account in self.accounts:
             account.load_work()
-        self._found(await audit(replace(self._evidence(), objects=await self._copied())))
+        self._report(await audit(replace(self._evidence(), objects=await self._copied())))
         return self.findings
 
     async def _copied(self) -> DictObjects:
@@ -157,7 +157,7 @@ class Watcher:
 
     def _take(self, entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
         self._landed[entry.position] = self.look_count
-        self._admitted += [one.item for one in outcomes if one.rejection is None]
+        self._admitted += [outcome.item for outcome in outcomes if outcome.rejection is None]
 
     def _read(self, *, holds_fates: bool = False) -> None:
         for account in self.accounts:

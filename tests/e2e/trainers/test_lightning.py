@@ -147,7 +147,7 @@ class _Finetuned(lightning.LightningModule):  # type: ignore[misc]  # untyped
         return DataLoader(cast("Any", torch.randn(8, 8)), batch_size=4)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
+        return torch.optim.SGD([weight for weight in self.parameters() if weight.requires_grad], lr=0.01)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
 def test_layers_that_are_unfrozen_during_training_take_part(target: str) -> None:
     skerry, module = _callback(target), _Finetuned()
     spy = _Spy(skerry)
-    began = {name: one.detach().clone() for name, one in module.named_parameters()}
+    began = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=2, backbone_initial_lr=0.01)
     _fit(module, unfreezing, skerry, spy, max_epochs=4)
     assert spy.learner.failure is None
     assert spy.learner.stats.deltas_dropped == 0
     assert_merged(target, "pl", dict(module.named_parameters()))
-    assert all(not torch.equal(one, began[name]) for name, one in module.named_parameters())
+    assert all(not torch.equal(weight, began[name]) for name, weight in module.named_parameters())
 
 
 def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tm
     def look(trainer: Any, module: Any) -> None:
         assert skerry.learner is not None
         seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
-        weights.append([one.detach().clone() for one in module.parameters()])
+        weights.append([weight.detach().clone() for weight in module.parameters()])
         if trainer.global_step == 2 and len(seen) == 3:
             trainer.save_checkpoint(tmp_path / "last.ckpt")
         if len(seen) > 3:

@@ -120,7 +120,7 @@ def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tm
     def look(step: int, model: Any) -> None:
         assert skerry.learner is not None
         seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
-        weights.append([one.detach().clone() for one in model.parameters()])
+        weights.append([weight.detach().clone() for weight in model.parameters()])
         if step == 3 or len(seen) > 4:
             skerry.learner.close()  # as a kill: nothing is sent
             raise OSError("the machine is gone")

@@ -166,12 +166,12 @@ async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_pat
     words = (*_ALONE, "--steps", "150", "--checkpoint-every", "50", "--work-dir", tmp_path)
     small_files = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))"
     async with learning(*words, before=small_files) as learner:
-        status, said = await learner.ended()
+        status, printed = await learner.ended()
     assert status == 1
-    assert "checkpoint can't be written, training goes on" in said
-    assert "metrics can't be written, training goes on" in said
-    assert "trained to the end, but the checkpoint can't be written" in said
-    assert "step=150" in said
+    assert "checkpoint can't be written, training goes on" in printed
+    assert "metrics can't be written, training goes on" in printed
+    assert "trained to the end, but the checkpoint can't be written" in printed
+    assert "step=150" in printed
     steps = steps_in(tmp_path)
     assert steps == list(range(1, len(steps) + 1))
     assert files_in(tmp_path) == {"metrics.jsonl"}
@@ -181,8 +181,8 @@ async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_pat
 async def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     async with learning(*_ALONE, *_LONG, "--log-every", "1", "--work-dir", tmp_path) as learner:
         await learner.says("step=3")
-        status, said = await learner.ended(number)
+        status, printed = await learner.ended(number)
     done = steps_in(tmp_path)[-1]
-    assert status == 0, said
-    assert f"alone: {done} steps, {128 * done} tokens. {tmp_path / 'metrics.jsonl'}" in said
+    assert status == 0, printed
+    assert f"alone: {done} steps, {128 * done} tokens. {tmp_path / 'metrics.jsonl'}" in printed
     assert f"alone: {done + 1} steps" in output_of(*_ALONE, "--steps", str(done + 1), "--work-dir", tmp_path)

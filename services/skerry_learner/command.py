@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skerry.net.tls_options import with_tls
-from skerry.runtime.addresses import check_free, server_address
 from skerry.runtime.options import TARGET, run_argument
 from skerry.wire.layout import check_name
 from skerry_learner.settings import LEARNERS, LearnSettings, with_learn_options
@@ -83,17 +82,6 @@ def _check(settings: LearnSettings) -> None:
             check_certificate(tls, settings.run, settings.learner_id or None)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if settings.metrics is not None:
-        with _listening():
-            check_free(server_address(settings.metrics))
-
-
-@contextmanager
-def _listening() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics") from error
 
 
 def _policy(settings: LearnSettings) -> Policy:
@@ -117,9 +105,7 @@ def _own_id(settings: LearnSettings) -> str:
 
     if settings.is_alone:
         return "alone"
-    folder = settings.work_directory or LEARNERS
-    folder.mkdir(parents=True, exist_ok=True)
-    name, lock = own_id(folder)
+    name, lock = own_id(settings.work_directory or LEARNERS)
     if lock is not None:
         click.get_current_context().with_resource(lock)
     return name
@@ -143,7 +129,7 @@ def _learn(settings: LearnSettings, policy: Policy) -> TrainingPosition:
             with ExitStack() as stack:
                 learner = None if settings.is_alone else _attached(stack, trainer, policy)
                 stop.is_training = True
-                position = trainer.train(learner, stop=stop.event)
+                position = trainer.train(learner, stop=stop)
                 if learner is not None and learner.failure is not None:
                     raise learner.failure
             return position
@@ -158,13 +144,12 @@ def _attached(stack: ExitStack, trainer: Trainer, policy: Policy) -> Learner:
     from skerry_learner.exposition import LearnerMetrics
 
     settings = trainer.settings
-    run, learner_id = settings.run, settings.learner_id
     learner = stack.enter_context(
         Learner(
             trainer.model,
             target=settings.target,
-            run=run,
-            learner_id=learner_id,
+            run=settings.run,
+            learner_id=settings.learner_id,
             region=settings.region,
             create=settings.may_create,
             policy=policy,
@@ -173,23 +158,21 @@ def _attached(stack: ExitStack, trainer: Trainer, policy: Policy) -> Learner:
     )
     learner.count_from(trainer.position.step, trainer.position.tokens)
     if settings.metrics is not None:
-        with _listening():
-            url = stack.enter_context(
-                exposed(LearnerMetrics(learner, run=run, learner_id=learner_id), settings.metrics)
-            )
-        click.echo(f"metrics at {url}")
+        metrics = LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id)
+        try:
+            click.echo(f"metrics at {stack.enter_context(exposed(metrics, settings.metrics))}")
+        except OSError as error:
+            raise click.BadParameter(f"can't be listened on: {error}", param_hint="--metrics") from error
     return learner
 
 
-class _Stop:
-    """Whether the learner was told to end: before it trains it does so at once, then between two steps."""
+class _Stop(threading.Event):
+    """Set when the learner is told to end: before it trains it does so at once, then between two steps."""
 
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.is_training = False
+    is_training = False
 
     def on_signal(self, number: int, _frame: object) -> None:
-        self.event.set()
+        self.set()
         if number == signal.SIGINT:  # a second one interrupts
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if not self.is_training:

@@ -139,10 +139,6 @@ class Trainer:
         """
         timeout_s = self.settings.flush_timeout_s
         is_flushed = learner is None or learner.flush(timeout_s, is_last=True)
-        if learner is not None and learner.failure is not None:
-            _log.warning(
-                "the learner left the run early, later work is only in its checkpoint", because=str(learner.failure)
-            )
         if self._last_line:
             self._write(metrics, learner)
         if learner is not None and not is_flushed:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import urllib.error
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.machine import SYSTEM_PATH, run, tail, wait_until
+from tests.e2e.machine import SYSTEM_PATH, Namespace, run, tail, wait_until
 from tests.support.ports import free_ports
 
 PACKAGES: Final = {
@@ -69,7 +68,7 @@ class CephGateway:
     # Made anew for each gateway, and worth nothing outside it.
     secret_key: str = field(repr=False)
     _folder: Path = field(repr=False)
-    _namespace: subprocess.Popen[bytes] = field(repr=False)
+    _namespace: Namespace = field(repr=False)
 
     @classmethod
     def start(cls) -> CephGateway:
@@ -87,16 +86,7 @@ class CephGateway:
             _CONFIG.format(cluster_id=cluster_id, folder=folder, monitor_port=monitor_port, gateway_port=gateway_port),
             encoding="utf-8",
         )
-        # An empty process namespace, which the daemons then join: with its first process they all end. It has its own
-        # /proc, for the gateway names its threads there, and gives up where it can't.
-        namespace = subprocess.Popen(
-            [
-                "setpriv", "--pdeathsig=KILL",
-                "unshare", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child=KILL", "sleep", "infinity",
-            ],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        namespace = Namespace("sleep", "infinity")  # which the daemons join
         gateway = cls(gateway_port, secrets.token_hex(10), secrets.token_hex(20), folder, namespace)
         try:
             gateway._make_keys()
@@ -116,10 +106,7 @@ class CephGateway:
 
     def stop(self) -> None:
         """Ends every daemon at once, and removes what they wrote."""
-        children = self._children()
-        self._namespace.send_signal(signal.SIGKILL)
-        self._namespace.wait(timeout=30)
-        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), what="end", timeout_s=30)
+        self._namespace.end()
         shutil.rmtree(self._folder)
 
     def env(self) -> dict[str, str]:
@@ -175,20 +162,15 @@ class CephGateway:
         run(words, timeout_s=60)
 
     def _daemon(self, name: str, *words: str) -> None:
-        (first,) = wait_until(self._children, what="the namespace's first process", timeout_s=10)
         with (self._folder / f"{name}.out").open("wb") as output:
             subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", "nsenter", "--target", first, "--pid", "--mount", "--", *words],
+                ["setpriv", "--pdeathsig=KILL", *self._namespace.inside(*words)],
                 env={**os.environ, "PATH": SYSTEM_PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _children(self) -> list[str]:
-        outer = self._namespace.pid
-        return Path(f"/proc/{outer}/task/{outer}/children").read_text(encoding="ascii").split()
 
     def _answers(self) -> bool:
         try:

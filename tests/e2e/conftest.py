@@ -22,9 +22,11 @@ _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives storms, which wait for much of their time, one worker of `make test-e2e`, and all others the second."""
+    """Gives storms, which wait for much of their time, containers and all others a worker of `make test-e2e` each."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("storms" if item.get_closest_marker("storm") else "others"))
+        is_contained = "docker_engine" in getattr(item, "fixturenames", ())
+        group = "storms" if item.get_closest_marker("storm") else "containers" if is_contained else "others"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.machine import SYSTEM_PATH, CommandError, run, tail, wait_until
+from tests.e2e.machine import CommandError, Namespace, run, tail, wait_until
 
 PACKAGES = {
     "dockerd": "docker.io",
@@ -47,7 +45,7 @@ class Engine:
         self.socket = f"unix://{self.folder}/docker.sock"
         self._log = self.folder / "dockerd.log"
         self._cgroup = f"skerry-e2e-{os.getpid()}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._namespace: Namespace | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -70,11 +68,13 @@ class Engine:
         self.data.mkdir(parents=True)
         failures = []
         for driver in _STORAGE_DRIVERS:
-            self._spawn(driver)
+            with self._log.open("wb") as log:
+                words = ("--net", "sh", "-c", _START, "sh", *self._options(driver))
+                self._namespace = Namespace(*words, output=log)
             try:
                 wait_until(self._answers, what="dockerd answers", timeout_s=30)
             except AssertionError as error:
-                self._end_processes()
+                self._namespace.end()
                 failures.append(f"{driver}: {error}\n{tail(self._log, lines=15)}")
             else:
                 return
@@ -82,7 +82,8 @@ class Engine:
 
     def stop(self) -> None:
         """Ends every process of the engine and its containers, at once, and removes what they wrote."""
-        self._end_processes()
+        if self._namespace is not None:
+            self._namespace.end()
         shutil.rmtree(self.data)
         shutil.rmtree(self.folder)
         for controller in Path("/sys/fs/cgroup").glob(f"**/{self._cgroup}"):
@@ -104,22 +105,8 @@ class Engine:
         Unlike `docker kill`, which counts as a person's wish, it leaves the restart policy in force.
         """
         process_id = self.inspect(container)["State"]["Pid"]
-        run(["nsenter", "--target", self._children()[0], "--pid", "--", "kill", "-KILL", str(process_id)], timeout_s=10)
-
-    def _spawn(self, driver: str) -> None:
-        self._process = subprocess.Popen(
-            [
-                # With the one that runs the tests, however it ends, goes everything below.
-                "setpriv", "--pdeathsig=KILL",
-                "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--net",
-                "sh", "-c", _START, "sh", *self._options(driver),
-            ],
-            env={**os.environ, "PATH": SYSTEM_PATH},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log.open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+        assert self._namespace is not None
+        run(self._namespace.inside("kill", "-KILL", str(process_id)), timeout_s=10)
 
     def _options(self, driver: str) -> Sequence[str]:
         config = self.folder / "daemon.json"
@@ -138,27 +125,11 @@ class Engine:
         )
 
     def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"dockerd ended. status={self._process.returncode}")
+        assert self._namespace is not None
+        if self._namespace.process.poll() is not None:
+            raise AssertionError(f"dockerd ended. status={self._namespace.process.returncode}")
         try:
             self.docker("version", timeout_s=10)
         except CommandError:
             return False
         return True
-
-    def _children(self) -> list[str]:
-        assert self._process is not None
-        outer = self._process.pid
-        path = Path(f"/proc/{outer}/task/{outer}/children")
-        return path.read_text(encoding="ascii").split() if self._process.poll() is None else []
-
-    def _end_processes(self) -> None:
-        if self._process is None:
-            return
-        children = self._children()
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(timeout=30)
-        self._process = None
-        # The namespace's first process ends after the last of the others, and with it the mounts.
-        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), what="end", timeout_s=30)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import pytest
 
@@ -28,6 +28,39 @@ T = TypeVar("T")
 
 class CommandError(AssertionError):
     """A program ended with a status that the test didn't want; the message holds the end of what it said."""
+
+
+class Namespace:
+    """A command with processes and mounts of its own, which all end with it, and it with this process."""
+
+    def __init__(self, *command: str, output: int | IO[bytes] = subprocess.DEVNULL) -> None:
+        """`command` may begin with further options of `unshare`."""
+        # With its own /proc: Ceph's gateway names its threads there, and gives up where it can't.
+        unshare = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
+        self.process = subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", *unshare, *command],
+            env={**os.environ, "PATH": SYSTEM_PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def inside(self, *command: str) -> tuple[str, ...]:
+        """Returns what runs a command beside this one."""
+        return ("nsenter", "--target", self._first(), "--pid", "--mount", "--", *command)
+
+    def _first(self) -> str:
+        """Returns the number that the command's process has here."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return wait_until(lambda: path.read_text(encoding="ascii").strip(), what="the command runs", timeout_s=10)
+
+    def end(self) -> None:
+        """Kills all of it, and returns when its mounts are gone too."""
+        first = None if self.process.poll() is not None else self._first()
+        self.process.kill()
+        self.process.wait(timeout=30)
+        wait_until(lambda: not Path(f"/proc/{first}").exists(), what="the command ends", timeout_s=30)
 
 
 def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:

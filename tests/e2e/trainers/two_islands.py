@@ -30,18 +30,14 @@ def train_two_islands(
     *,
     step_count: int = 240,
     launcher: Sequence[str] = (),
-    killed_launcher: Sequence[str] | None = None,
 ) -> Path:
     """Returns what one island of the example wrote at its end, after the other was killed in the midst of the run.
 
-    `launcher` is what Python is given before the program, and `killed_launcher` for the island that is killed, if that
-    is something else.
+    `launcher` is what Python is given before the program.
     """
-    program = str(_EXAMPLES / f"{example}.py")
-    command = [sys.executable, *launcher, program]
-    killed_command = command if killed_launcher is None else [sys.executable, *killed_launcher, program]
+    command = [sys.executable, *launcher, str(_EXAMPLES / f"{example}.py")]
     with ExitStack() as islands, RunsClient(target) as runs:
-        killed = islands.enter_context(_island(killed_command, target, "killed", 10**6, folder))
+        killed = islands.enter_context(_island(command, target, "killed", 10**6, folder))
         islands.callback(_kill, killed)
         _wait_for_contributors(runs, run, {"killed"}, folder)
         base = runs.get_policy(run)

@@ -12,11 +12,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from skerry import Learner, SkerryError, Stats
+from skerry import Learner, Stats
 from skerry_learner.errors import LearnerInputError
 from skerry_learner.settings import LearnSettings
 from skerry_learner.training import Trainer
-from tests.support.heard_logs import heard_logs
 
 
 class ManualClock:
@@ -45,7 +44,6 @@ class ScriptedLearner:
     progress: float | None = None
     planned_step_count: int = 0
     is_closed: bool = False
-    failure: SkerryError | None = None
     is_flushed: bool = True
     on_step: Callable[[], None] = lambda: None
     steps: list[tuple[int, float | None]] = field(default_factory=list)
@@ -143,13 +141,6 @@ def test_training_ends_when_the_run_is_closed(tmp_path: Path) -> None:
     learner.on_step = lambda: setattr(learner, "is_closed", len(learner.steps) >= 3)
     lines = _train(_settings(tmp_path), learner)
     assert lines[-1]["step"] == 3
-
-
-def test_a_learner_that_left_the_run_early_says_so_at_the_end(tmp_path: Path) -> None:
-    learner = ScriptedLearner(failure=SkerryError("SESSION_FENCED", "a newer process took this learner's place"))
-    with heard_logs() as logs:
-        _train(_settings(tmp_path, steps=2), learner)
-    assert [line["because"] for line in logs if line["log_level"] == "warning"] == [str(learner.failure)]
 
 
 def test_last_work_that_the_syncer_did_not_take_is_a_failure_with_everything_saved(tmp_path: Path) -> None:

@@ -56,11 +56,6 @@ class Environment:
         assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         return done.stdout
 
-    def install_line(self, line: str) -> str:
-        """Returns the line, which names the wheel, for what is in `dist`."""
-        assert "*.whl" in line
-        return line if any(self.folder.glob("dist/*.whl")) else line.replace("*.whl", "*.tar.gz")
-
     @contextmanager
     def running(self, line: str) -> Iterator[None]:
         """Runs a line meanwhile; interrupts it at the end."""

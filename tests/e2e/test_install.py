@@ -1,4 +1,4 @@
-"""What the quickstart says to type, typed in fresh environments: from the wheel and the sdist."""
+"""What the quickstart says to type, typed in fresh environments, from the wheel that a build makes of the sdist."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 _FIRST_VERSION_S: Final = 300
 
 
-@pytest.fixture(params=["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
-def environment(request: pytest.FixtureRequest, built: Path, tmp_path: Path) -> Environment:
-    """A fresh environment beside which `dist` has only a wheel, or only an sdist."""
+@pytest.fixture
+def environment(built: Path, tmp_path: Path) -> Environment:
+    """A fresh environment beside `dist`."""
     environment = Environment(tmp_path / "skerry", Path(sys.executable).resolve())
-    (tmp_path / "skerry" / "dist").mkdir()
-    (only,) = built.glob(request.param)
-    shutil.copyfile(only, tmp_path / "skerry" / "dist" / only.name)
+    shutil.copytree(built, tmp_path / "skerry" / "dist")
     return environment
 
 
 def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
-    environment.shell(environment.install_line(INSTALL_LINE).replace("[torch]", ""))
+    environment.shell(INSTALL_LINE.replace("[torch]", ""))
     assert "torch" not in environment.shell("pip list --format freeze")
     with served(environment):
         shutil.copytree(ROOT / "examples", environment.folder / "examples")
@@ -38,14 +36,12 @@ def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
         assert newest(environment, "arrays") > 0
 
 
-@pytest.mark.parametrize("environment", ["*.whl"], ids=["wheel"], indirect=True)
 def test_from_pip_install_to_the_first_merged_version(
     environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = environment.install_line(INSTALL_LINE)
-    need_small_torch(environment, line)
+    need_small_torch(environment, INSTALL_LINE)
     begun_s = time.monotonic()
-    environment.shell(line)
+    environment.shell(INSTALL_LINE)
     installed_s = time.monotonic()
     with served(environment), ExitStack() as learners:
         for learn in LEARN_LINES:

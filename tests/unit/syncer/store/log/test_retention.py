@@ -1,9 +1,7 @@
 """What a run's policy keeps, what the fold forgets of the rest, and that nothing late takes effect because of it."""
 
-import random
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,9 +32,7 @@ from skerry_syncer.store.log.retention import (
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect
-from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
-from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.history import (
     BODY,
@@ -51,64 +47,34 @@ from tests.support.history import (
     snapshot,
 )
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
-from tests.support.seeded_entropy import SeededEntropy
+from tests.support.still_clock import StillClock
 
 HOUR_S = 3600.0
-BEGIN_S = 1_700_000_000.0 // 86_400 * 86_400  # a midnight
-
-
-@dataclass
-class Calendar:
-    """A clock that a test sets; what it takes for the time of day may be wrong."""
-
-    now_s: float = BEGIN_S
-    error_s: float = 0.0
-
-    def unix_s(self) -> float:
-        return self.now_s + self.error_s
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    async def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 class Trained:
     """A run that has a version every three hours and a snapshot after every third."""
 
-    def __init__(self, driver: Driver, calendar: Calendar) -> None:
+    def __init__(self, driver: Driver, clock: StillClock) -> None:
         self.driver = driver
-        self.calendar = calendar
+        self.clock = clock
         self.positions: list[int] = []  # at which each version was the newest
 
     @classmethod
     async def start(cls, *, versions: int = 1, hours: float = 0, days: int = 0) -> "Trained":
         """Keeps so many versions whole, and the weights of so many hours and days."""
         kept = Policy(update_encoding=INT4, kept_version_count=versions, kept_hours=hours, kept_day_count=days)
-        calendar = Calendar()
-        return cls(await Driver.start(layout_of((4, 4), (3,)), kept, clock=calendar), calendar)
+        clock = StillClock()
+        return cls(await Driver.start(layout_of((4, 4), (3,)), kept, clock=clock), clock)
 
     @property
     def log(self) -> RunLog:
         return self.driver.log
 
-    def restart(self) -> None:
-        """Goes on as a process that has just opened the log."""
-        self.driver.run = Run(
-            self.log.objects,
-            self.log.spec,
-            clock=self.calendar,
-            entropy=self.log.entropy,
-            workers=InlineWorkers(),
-            writer="again",
-            state=self.log.state,
-        )
-
     async def train(self, round_count: int, *, is_checkpointed: bool = True) -> None:
         values = np.random.Generator(np.random.PCG64(0))
         for _ in range(round_count):
-            self.calendar.now_s += 3 * HOUR_S
+            self.clock.now_s += 3 * HOUR_S
             await self.driver.round([await self.driver.push(0, 0.01 * values.standard_normal(19))])
             self.positions.append(self.log.state.position)
             if len(self.positions) % 3 == 0:
@@ -153,45 +119,6 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
         await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
     report = await verify_run(run.driver.run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
-
-
-async def _readable_after(errors_s: Sequence[float], *, is_restarted: bool) -> set[int]:
-    """Returns the versions that are left of a run in which the calendar was so wrong when each was made."""
-    run = await Trained.start(hours=6, days=2)
-    for number, error_s in enumerate(errors_s):
-        run.calendar.error_s = error_s
-        if is_restarted:
-            run.restart()
-        await run.train(1, is_checkpointed=number % 2 == 0)
-    await run.collect()
-    return await run.readable()
-
-
-@pytest.mark.parametrize("is_restarted", [False, True], ids=["one process", "restarted each time"])
-async def test_what_stays_does_not_depend_on_calendar_clocks(is_restarted: bool) -> None:
-    errors_s = [(-50 if number % 2 else 2) * number * HOUR_S for number in range(26)]
-    readable = await _readable_after(errors_s, is_restarted=is_restarted)
-    assert {24, 25, 26} <= readable, "what was the newest within six hours"
-    assert readable == await _readable_after([0.0] * 26, is_restarted=False)
-
-
-async def test_what_a_new_process_makes_is_not_as_old_as_one_that_waited_for_hours_has_waited() -> None:
-    run = await Trained.start(hours=4)
-    waiting = await Store(
-        run.driver.objects,
-        clock=run.calendar,
-        entropy=SeededEntropy(random.Random(2)),
-        workers=InlineWorkers(),
-        writer="waiting",
-    ).open_run("run", "0" * 32)
-    run.calendar.now_s += 100 * HOUR_S
-    run.restart()
-    await run.train(3, is_checkpointed=False)
-    await waiting.log.append([SessionItem("late", "another", "here")])
-    await run.log.tail()
-    await run.train(1, is_checkpointed=False)
-    await run.collect()
-    assert {2, 3, 4} <= await run.readable()
 
 
 async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:

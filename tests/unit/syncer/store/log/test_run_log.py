@@ -145,18 +145,15 @@ async def test_a_full_store_is_said_at_once_and_a_repetition_goes_through_when_t
 
 
 @on_virtual_time
-async def test_a_writer_that_slept_while_others_wrote_changes_nothing_that_they_decided(bench: Bench) -> None:
-    sleeper = await bench.log(first("create", Fault(latency_s=3600.0)))
-    other = await bench.log()
-    asleep = asyncio.ensure_future(sleeper.append([bench.policy()]))
-    await asyncio.sleep(1)
-    for _ in range(5):
-        await other.append([bench.policy()])
-    (outcome,) = await asleep
-    assert outcome.rejection is None
-    await other.tail()
-    assert sleeper.state.head_digest == other.state.head_digest
-    assert other.state.position == 6
+async def test_a_runs_age_goes_on_from_its_newest_entry_however_long_a_reader_has_waited(bench: Bench) -> None:
+    waiting = await bench.log()
+    await asyncio.sleep(360_000)
+    writer = await bench.log()
+    await asyncio.sleep(10)
+    await writer.append([bench.policy()])
+    await waiting.tail()
+    await asyncio.sleep(10)
+    assert waiting.age_s() == writer.age_s() == pytest.approx(20, abs=0.1)
 
 
 @on_virtual_time

@@ -88,7 +88,7 @@ class Driver:
         spec = RunSpec("run", "0" * 32, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
         entropy = SeededEntropy(random.Random(0))
         await objects.create("runs/run/" + spec.uid + "/run.json", spec.to_bytes())
-        run = Run(objects, spec, clock=clock or SystemClock(), entropy=entropy, workers=workers, writer="test")
+        run = Run(RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, writer="test"), workers)
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
         ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
         self = cls(run, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))

@@ -27,6 +27,7 @@ from skerry_syncer.store.errors import (
 )
 from skerry_syncer.store.log.checkpoints import newest_state
 from skerry_syncer.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects, read_json
 from skerry_syncer.store.objects.put_if_absent import Creator
 from skerry_syncer.store.versions.run import Run
@@ -135,16 +136,16 @@ class Store:
             state = await newest_state(self.objects, spec)
             if self._runs.get(key) is not opened:  # another call opened it meanwhile
                 return await self._open(spec)
-            self._runs[key] = Run(
+            log = RunLog(
                 self.objects,
                 spec,
                 clock=self._clock,
                 entropy=self._entropy,
-                workers=self._workers,
                 writer=self._writer,
                 known=self._known.get(key) if opened is None else opened.log.known,
                 state=state,
             )
+            self._runs[key] = Run(log, self._workers)
             if opened is not None:
                 await opened.log.close()  # entries that it sent are treated as another process's from now on
         run = self._runs[key]

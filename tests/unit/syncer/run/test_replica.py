@@ -17,6 +17,7 @@ from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import StoreUnavailableError
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
@@ -71,7 +72,7 @@ async def test_initial_weights_that_come_while_a_replica_ends_are_acknowledged(t
     spec = RunSpec("run", "0" * 32, (LAYOUT,), {"t0": "float32"}, 0.0)
     await objects.create(f"runs/run/{spec.uid}/run.json", spec.to_bytes())
     entropy = SeededEntropy(random.Random(0))
-    run = Run(objects, spec, clock=SystemClock(), entropy=entropy, workers=workers, writer="test")
+    run = Run(RunLog(objects, spec, clock=SystemClock(), entropy=entropy, writer="test"), workers)
     ids = ("d" * 32, FRAGMENT, "eu", "5" * 32)
     pushed = AcceptedItem(*ids, INITIAL_BASE, "", "", (), step_count=0, token_count=0, last_step=0, squared_norms=())
     async with served(run):

@@ -13,6 +13,7 @@ from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect
 from skerry_syncer.store.objects.opening import open_objects
@@ -144,7 +145,8 @@ async def race(driver: Driver, read: Read, happen: Happening) -> None:
     """Lets a process read that knows the log as it is now, with something happening in between."""
     assert isinstance(driver.objects, DictObjects)
     objects, entropy = InterruptedObjects(driver.objects, happen), SeededEntropy(random.Random(1))
-    run = Run(objects, driver.log.spec, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="reader")
+    log = RunLog(objects, driver.log.spec, clock=SystemClock(), entropy=entropy, writer="reader")
+    run = Run(log, InlineWorkers())
     await run.log.tail()
     try:
         await read(run)

@@ -24,6 +24,7 @@ from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.entries import ObjectRef
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32s_from_hex
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
@@ -260,14 +261,8 @@ async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() 
 
 async def test_a_replica_that_was_away_goes_on_from_the_newest_snapshot() -> None:
     driver = await trained(0)
-    late = Run(
-        driver.objects,
-        driver.log.spec,
-        clock=SystemClock(),
-        entropy=SystemEntropy(),
-        workers=driver.workers,
-        writer="late",
-    )
+    log = RunLog(driver.objects, driver.log.spec, clock=SystemClock(), entropy=SystemEntropy(), writer="late")
+    late = Run(log, driver.workers)
     merger = Merger(late, workers=driver.workers, scratch=NO_FILES)
 
     async def merge_late() -> None:

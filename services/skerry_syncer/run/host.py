@@ -55,14 +55,9 @@ class _Run:
 
     def __init__(self, now_s: float) -> None:
         self.opening: asyncio.Future[RunReplica] = asyncio.get_running_loop().create_future()
+        self.replica: RunReplica | None = None  # while the log is read
         self.task: asyncio.Task[None] | None = None
         self.used_at_s = now_s
-
-    @property
-    def replica(self) -> RunReplica | None:
-        """The replica; None while the log is read."""
-        is_open = self.opening.done() and not self.opening.cancelled() and self.opening.exception() is None
-        return self.opening.result() if is_open else None
 
 
 class RunHost:
@@ -203,12 +198,11 @@ class RunHost:
 
     async def _serve(self, run: _Run, name: str, uid: str) -> None:
         """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""
-        replica = None
         try:
             stored = await self.store.open_run(name, uid)
             if self._is_draining:
                 raise DrainingError
-            replica = RunReplica(
+            run.replica = replica = RunReplica(
                 stored, clock=self.clock, workers=self.workers, scratch=self._scratch, settings=self.settings.replica
             )
             self._metrics.opened(replica)
@@ -222,7 +216,7 @@ class RunHost:
             run.opening.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - the outermost edge of one run
-            if replica is None:
+            if run.replica is None:
                 run.opening.set_exception(error)
                 run.opening.exception()  # raised in every call that still waits for it, if any
                 if not isinstance(error, RunNotFoundError | DrainingError):
@@ -230,10 +224,14 @@ class RunHost:
             else:
                 _LOG.error("run failed; the next call opens it again", run=name, uid=uid, exc_info=error)
         finally:
-            if replica is not None:
-                self._metrics.closed(replica)
+            if run.replica is not None:
+                self._metrics.closed(run.replica)
             if self._runs.get((name, uid)) is run:
                 del self._runs[name, uid]
+
+    async def _opened(self, name: str, uid: str) -> Run:
+        """Returns a named run, however long opening it takes; it need not wake."""
+        return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).stored
 
     async def _resume(self) -> None:
         """Opens every named run once, so that work that a killed replica left is finished without a call."""
@@ -244,22 +242,18 @@ class RunHost:
             return
         for name, uid in runs:
             try:
-                await self._replica(name, uid, uid, is_patient=True, wakes=False)
+                await self._opened(name, uid)
             except (StoreError, SyncerError):
                 continue  # opening it has said why
 
     async def _tidy(self) -> None:
         """Deletes objects that no log entry will name, of all runs, from time to time."""
-
-        async def open_run(name: str, uid: str) -> Run:
-            return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).stored
-
         pause_s = min(_FIRST_TIDY_S, self.settings.tidy_s)
         while True:
             await self.clock.sleep(pause_s)
             pause_s = self.settings.tidy_s
             try:
-                await tidy(self.store, self._entropy, open_run)
+                await tidy(self.store, self._entropy, self._opened)
             except StoreError as error:
                 _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
 

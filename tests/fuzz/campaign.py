@@ -54,8 +54,6 @@ class Result:
 
     inputs: int = 0
     accepted: int = 0  # of these: decoded without an error
-    slowest_s: float = 0.0
-    grown_bytes: int = 0  # by which the process's largest size grew
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -110,7 +108,6 @@ def _hunt(decoder: Decoder, seed: str, seconds: float, noted: mmap.mmap, sending
     result, seen = Result(), set[str]()
     source = Random(seed)
     gc.freeze()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     size_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size_bytes + MEMORY_BOUND_BYTES, resource.RLIM_INFINITY))
     for data in _until(seconds, decoder, source):
@@ -121,11 +118,9 @@ def _hunt(decoder: Decoder, seed: str, seconds: float, noted: mmap.mmap, sending
             is_accepted, took_s, wrong = check(decoder, data)
         result.inputs += 1
         result.accepted += is_accepted
-        result.slowest_s = max(result.slowest_s, took_s)
         if wrong and wrong not in seen and len(seen) < _MOST_FINDINGS:
             seen.add(wrong)
             result.findings.append(Finding(wrong, data))
-    result.grown_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     sending.send(result)
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed, nn
 
@@ -52,7 +51,9 @@ def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str,
     model = nn.parallel.DistributedDataParallel(network(rank.number), process_group=groups[number])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     steps: list[Any] = []
-    with learner_of(model, rank, learner_id=f"island-{number}") as learner:
+    # The first island's group is that of its model.
+    group: dict[str, Any] = {"process_group": groups[number]} if number else {}
+    with learner_of(model, rank, learner_id=f"island-{number}", **group) as learner:
         began = weights_digest(model)
         while min(learner.stats.versions.values()) < version:
             with model.no_sync():
@@ -63,33 +64,6 @@ def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str,
             changed = learner.step(tokens=10 + rank.number, loss=float(rank.number))
             steps.append((changed, weights_digest(model), learner.stats.step_count, learner.stats.token_count))
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
-
-
-def train_in_turns(rank: Rank, is_alone: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Trains 4 times 3 steps, each time until what was learned is merged and adopted; returns the weights."""
-    model: nn.Module = network()
-    group = distributed.new_group([rank.number], use_local_synchronization=True) if is_alone else None
-    trained = model if is_alone else nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    step = 0
-    part, parts = (0, 1) if is_alone else (rank.number, rank.count)
-    name = "alone" if is_alone else "island"
-    with Learner(
-        trained, target=rank.target, run=name, learner_id=name, create=True, policy=EXACT, process_group=group
-    ) as learner:
-        for _ in range(4):
-            for _ in range(3):
-                step += 1
-                optimizer.zero_grad()
-                loss_of(trained, step, part, parts).backward()
-                optimizer.step()
-                learner.step(tokens=8 // parts)
-            for _ in range(2):  # the second is acknowledged once the version of the first is adopted
-                learner.step(tokens=8)
-                assert learner.flush(30.0, is_last=True)
-        versions = learner.stats.versions
-    assert min(versions.values()) >= 7
-    return {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
 
 
 def join(rank: Rank, options: Sequence[dict[str, Any] | None]) -> None:

@@ -41,11 +41,6 @@ class Layout:
         return math.prod(self.shape)
 
     @property
-    def part_count(self) -> int:
-        """How many ranks read parts of a batch of their own."""
-        return self.rank_count // self.tensor_count
-
-    @property
     def tensor_count(self) -> int:
         """How many ranks share each layer, and so read the same part."""
         return self.shape[-1] if self.is_tensor_parallel else 1
@@ -83,8 +78,8 @@ def weights_of(model: nn.Module) -> Weights:
             # A pass may have left its gathered weights, in the type that it computes in.
             module.reshard()  # type: ignore[operator]
     return {
-        name: (one.full_tensor() if isinstance(one, DTensor) else one).detach().float().numpy().copy()
-        for name, one in model.named_parameters()
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().float().numpy().copy()
+        for name, tensor in getattr(model, "module", model).named_parameters()
     }
 
 
@@ -93,13 +88,10 @@ def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple
 
     Returns the weights after joining, and those at the end.
     """
-    model: Any = network()
-    if layout.shape:
-        sharded(model, layout)
+    model = distributed_model(rank, layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if layout.shape:
-        with torch.no_grad():  # leaves weights gathered
-            loss_of(model, 0)
+    with torch.no_grad():  # leaves weights gathered
+        loss_of(model, 0)
     with learner_of(model, rank, **options) as learner:
         began = weights_of(model)
         for turn in range(TURN_COUNT):
@@ -110,11 +102,19 @@ def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple
         return began, weights_of(model)
 
 
+def distributed_model(rank: Rank, layout: Layout) -> Any:
+    """Returns a model of which the ranks of an island hold shards, or each all of it."""
+    model = network()
+    if layout.shape:
+        return sharded(model, layout)
+    return nn.parallel.DistributedDataParallel(model) if rank.count > 1 else model
+
+
 def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, layout: Layout) -> None:
     """Trains one step; with shards, on two micro-batches whose gradients are accumulated."""
     micro_count = 2 if layout.shape else 1
-    parts = micro_count * max(1, layout.part_count)
-    first = rank.number // layout.tensor_count * micro_count if layout.shape else 0
+    parts = micro_count * (rank.count // layout.tensor_count)
+    first = micro_count * (rank.number // layout.tensor_count)
     optimizer.zero_grad()
     for micro in range(micro_count):
         if layout.shape:
@@ -157,12 +157,11 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
 
 def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
     """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
-    model: Any = network()
-    trained: Any = sharded(model, layout) if layout.shape else nn.parallel.DistributedDataParallel(model)
+    model = distributed_model(rank, layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with learner_of(trained, rank, **options) as learner:
+    with learner_of(model, rank, **options) as learner:
         for step in range(3):
-            _train(trained, optimizer, step, rank, layout)
+            _train(model, optimizer, step, rank, layout)
             learner.step(tokens=24 // rank.count)
         _exchange_all(learner, rank)
         merged = learner.merged_weights()

@@ -27,11 +27,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[fsdp_programs.Weigh
     return began, ended
 
 
-@pytest.mark.parametrize("layout", [Layout((2,)), Layout((4,)), Layout((2, 2)), TENSOR_PARALLEL], ids=str)
-def test_shards_learn_what_one_process_learns_from_the_same_batches(
+@pytest.mark.parametrize("layout", [ALONE, Layout((2,)), Layout((4,)), Layout((2, 2)), TENSOR_PARALLEL], ids=str)
+def test_an_island_learns_what_one_process_learns_from_the_same_batches(
     target: str, tmp_path: Path, layout: Layout, alone: tuple[fsdp_programs.Weights, fsdp_programs.Weights]
 ) -> None:
-    ranks = values(run(tmp_path, fsdp_programs.train_in_turns, layout.rank_count, target, layout, {"policy": EXACT}))
+    count = layout.rank_count if layout.shape else 2
+    ranks = values(run(tmp_path, fsdp_programs.train_in_turns, count, target, layout, {"policy": EXACT}))
     for began, ended in ranks:
         for name, weights in alone[0].items():
             np.testing.assert_array_equal(began[name], weights)

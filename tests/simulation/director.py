@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.simulation.disturbances import Disturbance
@@ -21,24 +22,16 @@ _LATE_KILL_S: Final = 20.0
 _LEAVE_S: Final = 12.0
 
 
+@dataclass(eq=False)
 class Director:
-    """Makes a plan's disturbances happen, until `end`."""
+    """Makes a plan's disturbances happen to processes, links and operator, until `end`."""
 
-    def __init__(
-        self,
-        replicas: Sequence[ReplicaProcess],
-        learners: Sequence[LearnerProcess],
-        *,
-        network: Network,
-        operator: Operator,
-    ) -> None:
-        """Takes the processes, links and operator that disturbances act on."""
-        self._replicas = replicas
-        self._learners = learners
-        self._network = network
-        self._operator = operator
-        self._is_over = False
-        self._operations: list[asyncio.Task[None]] = []
+    replicas: Sequence[ReplicaProcess]
+    learners: Sequence[LearnerProcess]
+    network: Network
+    operator: Operator
+    _is_over: bool = False
+    _operations: list[asyncio.Task[None]] = field(default_factory=list)
 
     def happen(self, disturbance: Disturbance) -> None:
         """Makes a disturbance happen now."""
@@ -57,30 +50,30 @@ class Director:
         asyncio.get_running_loop().call_later(delay_s, lambda: None if self._is_over else happen())
 
     def _learner(self, index: int) -> LearnerProcess:
-        return self._learners[index % len(self._learners)]
+        return self.learners[index % len(self.learners)]
 
     # Replicas.
 
     def kill_replica(self, number: int, down_s: float, *, with_reset: bool) -> None:
         """SIGKILL; without a reset its host is gone too, and nobody resets connections."""
-        self._replicas[number].kill(with_reset=with_reset)
-        self._boot_later(self._replicas[number], down_s, down_s + _LATE_KILL_S)
+        self.replicas[number].kill(with_reset=with_reset)
+        self._boot_later(self.replicas[number], down_s, down_s + _LATE_KILL_S)
 
     def kill_replica_at_operation(self, number: int, down_s: float, *, operation_count: int, before: bool) -> None:
         """SIGKILL at a later store operation, which takes effect unless it dies `before` that is sent."""
-        self._replicas[number].kill_after(operation_count, before=before)
-        self._boot_later(self._replicas[number], down_s, down_s + _LATE_KILL_S)
+        self.replicas[number].kill_after(operation_count, before=before)
+        self._boot_later(self.replicas[number], down_s, down_s + _LATE_KILL_S)
 
     def kill_all(self, down_s: float) -> None:
         """SIGKILL to all at once."""
-        for replica in self._replicas:
+        for replica in self.replicas:
             replica.kill(with_reset=True)
             self._boot_later(replica, down_s)
 
     def drain(self, number: int, down_s: float) -> None:
         """SIGTERM."""
-        self._replicas[number].drain()
-        self._boot_later(self._replicas[number], down_s + _DRAIN_S)
+        self.replicas[number].drain()
+        self._boot_later(self.replicas[number], down_s + _DRAIN_S)
 
     def _boot_later(self, replica: ReplicaProcess, *delays_s: float) -> None:
         for delay_s in delays_s:
@@ -88,10 +81,10 @@ class Director:
 
     def stop_replica(self, number: int, for_s: float) -> None:
         """SIGSTOP, and SIGCONT after `for_s`; within `_LEAVE_S` the calls of learners leave it."""
-        stopped = self._replicas[number]
+        stopped = self.replicas[number]
         self._stop(stopped.process, for_s)
-        others = [replica for replica in self._replicas if replica is not stopped]
-        for learner in self._learners:
+        others = [replica for replica in self.replicas if replica is not stopped]
+        for learner in self.learners:
             is_so = _snapshot(stopped.process, learner.process)
             ways = [(other, self._way(learner, other)) for other in others]
 
@@ -100,15 +93,15 @@ class Director:
                     return
                 has_other = any(way is not None and way == self._way(learner, other) for other, way in ways)
                 if has_other and learner.longest_call_s(stopped.index) >= _LEAVE_S:
-                    self._network.defects.append(f"{learner.name} waits for a replica that hangs")
+                    self.network.defects.append(f"{learner.name} waits for a replica that hangs")
 
             self._later(_LEAVE_S, check)
 
     def _way(self, learner: LearnerProcess, replica: ReplicaProcess) -> Any:
         """Returns what stays the same while a learner can reach a replica all the time; None: it can't."""
-        link, process = self._network.link(learner.name, replica.index), replica.process
+        link, process = self.network.link(learner.name, replica.index), replica.process
         is_there = process is not None and process.is_running and not link.is_blocked
-        is_there = is_there and self._network.endpoints[replica.index].is_accepting
+        is_there = is_there and self.network.endpoints[replica.index].is_accepting
         return (link.block_count, *_snapshot(process)) if is_there else None
 
     # Learners.
@@ -131,17 +124,17 @@ class Director:
 
     def poison(self, number: int, factor: float) -> None:
         """A learner's weights are multiplied: by infinity, or by so much that its delta is an outlier."""
-        self._learner(number).poison(factor)
+        self._learner(number).poison = factor
 
     # The operator.
 
     def roll_back(self, share: float) -> None:
         """The run is rolled back, to this share of its log's length."""
-        self._operations.append(asyncio.create_task(self._operator.roll_back(share)))
+        self._operations.append(asyncio.create_task(self.operator.roll_back(share)))
 
     def change_policy(self, inner_step_count: int) -> None:
         """H is changed."""
-        self._operations.append(asyncio.create_task(self._operator.change_policy(inner_step_count)))
+        self._operations.append(asyncio.create_task(self.operator.change_policy(inner_step_count)))
 
     # Both.
 
@@ -157,12 +150,12 @@ class Director:
         """A process that is stopped answers no pings."""
         if not process.is_stopped or process.stop_count != stop:
             return
-        for replica in self._replicas:
+        for replica in self.replicas:
             if replica.process is process:
-                self._network.lose(replica.index, with_reset=True)
-        for learner in self._learners:
+                self.network.lose(replica.index, with_reset=True)
+        for learner in self.learners:
             if learner.process is process:
-                for link in self._network.links(learner.name, None):
+                for link in self.network.links(learner.name, None):
                     link.break_calls()
 
     # Links and store.
@@ -170,9 +163,9 @@ class Director:
     def partition(self, learner: int | None, replica: int | None, for_s: float) -> None:
         """No way between a learner and a replica; None means all of them."""
         name = None if learner is None else self._learner(learner).name
-        for trainee in [trainee for trainee in self._learners if name in (None, trainee.name)]:
-            for index in [each.index for each in self._replicas if replica in (None, each.index)]:
-                self._block_link(self._network.link(trainee.name, index), for_s)
+        for trainee in [trainee for trainee in self.learners if name in (None, trainee.name)]:
+            for index in [each.index for each in self.replicas if replica in (None, each.index)]:
+                self._block_link(self.network.link(trainee.name, index), for_s)
 
     def _block_link(self, link: Link, for_s: float) -> None:
         link.block()
@@ -187,13 +180,13 @@ class Director:
 
     def half_open(self, number: int) -> None:
         """A learner's connections become half-open: nothing arrives any more, and neither end is told."""
-        for link in self._network.links(self._learner(number).name, None):
+        for link in self.network.links(self._learner(number).name, None):
             for call in list(link.calls):
-                self._network.make_half_open(call)
+                self.network.make_half_open(call)
 
     def store_outage(self, replica: int | None, for_s: float) -> None:
         """The store fails every operation; of one replica, or of all."""
-        for link in [each.link for each in self._replicas if replica in (None, each.index)]:
+        for link in [each.link for each in self.replicas if replica in (None, each.index)]:
             if link is not None:
                 link.is_down = True
                 self._later(for_s, link.come_back)

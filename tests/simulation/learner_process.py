@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -45,34 +46,23 @@ _REJOIN_S: Final = 3.0
 _FLUSH_S: Final = 30.0
 
 
+@dataclass(eq=False)
 class LearnerProcess:
-    """One learner id: the processes that ran under it, one after another, and their records."""
+    """One learner id: the processes that ran under it, one after another, and their records; `boot` starts one."""
 
-    def __init__(
-        self,
-        name: str,
-        network: Network,
-        policy: Policy,
-        *,
-        step_s: float,
-        seed: str,
-        count: Callable[[], int],
-        lane_bytes: int = 2**22,
-    ) -> None:
-        """Takes what its processes share; `boot` starts one. A step takes about `step_s` seconds."""
-        self.name = name
-        self.step_s = step_s
-        self.records: list[LearnerRecord] = []
-        self.exchange: ExchangeLoop | None = None  # the newest process's, once it has joined
-        self.processes: list[Process] = []
-        self.transport: SimTransport | None = None  # the newest process's
-        self._network = network
-        self._policy = policy
-        self._seed = seed
-        self._count = count
-        self._lane_bytes = lane_bytes
-        self._is_training = True
-        self._poison: float | None = None
+    name: str
+    network: Network
+    policy: Policy
+    step_s: float  # what a step takes, about
+    seed: str
+    count: Callable[[], int]
+    lane_bytes: int
+    records: list[LearnerRecord] = field(default_factory=list)
+    exchange: ExchangeLoop | None = None  # the newest process's, once it has joined
+    processes: list[Process] = field(default_factory=list)
+    transport: SimTransport | None = None  # the newest process's
+    is_training: bool = True
+    poison: float | None = None  # the next step multiplies some weights by it; it may be infinite
 
     @property
     def process(self) -> Process:
@@ -106,20 +96,12 @@ class LearnerProcess:
         """Kills the newest process; its host, if it lives on, resets the connections."""
         self.process.kill()
         self.record.is_newest = False
-        for link in self._network.links(self.name, None):
+        for link in self.network.links(self.name, None):
             for call in list(link.calls):
                 if with_reset:
                     call.break_off()
                 else:
-                    self._network.make_half_open(call)
-
-    def poison(self, value: float) -> None:
-        """Has the next step multiply some weights by `value`, which may be infinite."""
-        self._poison = value
-
-    def end_training(self) -> None:
-        """Has the newest process send what is unsent, say goodbye and end."""
-        self._is_training = False
+                    self.network.make_half_open(call)
 
     async def _main(self, record: LearnerRecord) -> None:
         """Joins, trains and leaves; starts over after a failure, as a supervisor would restart it."""
@@ -136,20 +118,20 @@ class LearnerProcess:
                 await asyncio.sleep(_REJOIN_S)
 
     async def _live(self, record: LearnerRecord, attempt: int) -> None:
-        seed = f"{self._seed}/{record.incarnation}/{attempt}"
+        seed = f"{self.seed}/{record.incarnation}/{attempt}"
         arrays = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        transport = SimTransport(self._network, record, self._count)
+        transport = SimTransport(self.network, record, self.count)
         if record is self.record:
             self.transport = transport
         retry = Retry(RetrySettings(), random.Random(f"{seed}/jitter"), is_transient)
         exchange = ExchangeLoop(
-            Calls(transport, retry, lane_bytes=self._lane_bytes),
+            Calls(transport, retry, lane_bytes=self.lane_bytes),
             ArrayParameters(arrays),
             ExchangeSettings(
                 run=RUN,
                 learner_id=self.name,
                 create=True,
-                policy=self._policy,
+                policy=self.policy,
                 fragment_count=3,
             ),
             workers=InlineWorkers(),
@@ -178,15 +160,15 @@ class LearnerProcess:
         source: random.Random,
     ) -> None:
         noise = np.random.default_rng(source.getrandbits(64))
-        while self._is_training:
+        while self.is_training:
             await asyncio.sleep(self.step_s * source.uniform(0.9, 1.1))
             for name, array in arrays.items():
                 vector = (noise.standard_normal(array.size) * _STEP_SIZE).astype(np.float32)
                 np.add(array, vector.reshape(array.shape), out=array)
                 record.work[name].append(record.work[name][-1] + vector)
-            if self._poison is not None and record is self.record:
-                arrays["first.weight"] *= np.float32(self._poison)
-                self._poison = None
+            if self.poison is not None and record is self.record:
+                arrays["first.weight"] *= np.float32(self.poison)
+                self.poison = None
                 record.is_dirty = True
             record.step_count += 1
             exchange.step(_TOKENS, loss=1.0)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from skerry.runtime.workers import InlineWorkers
@@ -31,30 +31,19 @@ _SETTINGS: Final = HostSettings(
 )
 
 
+@dataclass(eq=False)
 class ReplicaProcess:
-    """One replica: its endpoint on the network, and the process that is behind it now."""
+    """One replica: its endpoint on the network, and the process that is behind it now; `boot` starts one."""
 
-    def __init__(
-        self,
-        index: int,
-        network: Network,
-        store: SharedStore,
-        faults: StoreFaults,
-        *,
-        seed: str,
-        settings: HostSettings,
-    ) -> None:
-        """Takes what its processes share; `boot` starts one."""
-        self.index = index
-        self.host: RunHost | None = None
-        self.link: StoreLink | None = None
-        self.processes: list[Process] = []
-        self._network = network
-        self._store = store
-        self._faults = faults
-        self._seed = seed
-        self._settings = settings
-        self._clock_error_s = random.Random(f"{seed}/clock").uniform(-20_000, 20_000)
+    index: int
+    network: Network
+    store: SharedStore
+    faults: StoreFaults
+    seed: str
+    settings: HostSettings
+    host: RunHost | None = None
+    link: StoreLink | None = None
+    processes: list[Process] = field(default_factory=list)
 
     @property
     def process(self) -> Process | None:
@@ -72,19 +61,20 @@ class ReplicaProcess:
         self.host = None
         process = Process(f"replica-{self.index}.{generation}")
         self.processes.append(process)
-        source = random.Random(f"{self._seed}/{generation}")
-        self.link = StoreLink(self._store, process, self._faults, random.Random(f"{self._seed}/{generation}/store"))
+        source = random.Random(f"{self.seed}/{generation}")
+        self.link = StoreLink(self.store, process, self.faults, random.Random(f"{self.seed}/{generation}/store"))
         self.link.on_kill = lambda: self._died(with_reset=True)
-        endpoint = self._network.endpoints[self.index]
+        endpoint = self.network.endpoints[self.index]
         endpoint.process, endpoint.is_accepting = process, False
         process.start(self._serve(process, self.link, endpoint, source))
 
     async def _serve(self, process: Process, link: StoreLink, endpoint: Endpoint, source: random.Random) -> None:
-        clock = VirtualClock(unix_offset_s=1.7e9 + self._clock_error_s)
+        clock_error_s = random.Random(f"{self.seed}/clock").uniform(-20_000, 20_000)
+        clock = VirtualClock(unix_offset_s=1.7e9 + clock_error_s)
         entropy, workers = SeededEntropy(source), InlineWorkers()
         store = Store(link, clock=clock, entropy=entropy, workers=workers, writer=process.name)
         self.host = host = RunHost(
-            store, clock=clock, entropy=entropy, workers=workers, scratch=Scratch(None), settings=self._settings
+            store, clock=clock, entropy=entropy, workers=workers, scratch=Scratch(None), settings=self.settings
         )
         async with host.serving():
             endpoint.methods = _methods(host)
@@ -93,7 +83,7 @@ class ReplicaProcess:
 
     def calm_store(self) -> None:
         """Ends all faults of its way to the store, for this process and those after it."""
-        self._faults = CALM_STORE
+        self.faults = CALM_STORE
         if self.link is not None:
             self.link.calm()
 
@@ -113,7 +103,7 @@ class ReplicaProcess:
         process, host = self.process, self.host
         if process is None or host is None or not process.is_running:
             return
-        self._network.endpoints[self.index].is_accepting = False
+        self.network.endpoints[self.index].is_accepting = False
 
         async def leave() -> None:
             await host.drain(_DRAIN_GRACE_S)
@@ -127,7 +117,7 @@ class ReplicaProcess:
             self._died(with_reset=True)
 
     def _died(self, *, with_reset: bool) -> None:
-        self._network.lose(self.index, with_reset=with_reset)
+        self.network.lose(self.index, with_reset=with_reset)
 
 
 def replica_settings(*, collects: bool) -> HostSettings:

@@ -83,19 +83,18 @@ def _driven(work: Awaitable[R]) -> R:
     raise AssertionError("objects in a dict do not wait")
 
 
+@dataclass(eq=False)
 class StoreLink:
-    """One process's way to the store (`skerry_syncer.store.objects.interface.Objects`)."""
+    """One process's way to the store (`skerry_syncer.store.objects.interface.Objects`), whose faults `source` draws."""
 
-    def __init__(self, store: SharedStore, process: Process, faults: StoreFaults, source: random.Random) -> None:
-        """Draws every fault from `source`."""
-        self.faults = faults
-        self.is_down = False
-        self.on_kill: Callable[[], None] = lambda: None
-        self._store = store
-        self._process = process
-        self._random = source
-        self._left: int | None = None
-        self._dies_before = False
+    store: SharedStore
+    process: Process
+    faults: StoreFaults
+    source: random.Random
+    is_down: bool = False
+    on_kill: Callable[[], None] = lambda: None
+    _left: int | None = None
+    _dies_before: bool = False
 
     def kill_after(self, operation_count: int, *, before: bool) -> None:
         """Kills the process at its n-th operation from now: before it is sent, or when it took effect."""
@@ -111,23 +110,23 @@ class StoreLink:
 
     async def create(self, name: str, data: bytes) -> None:
         """Puts an object that must not exist."""
-        await self._call("create", name, lambda: self._store.objects.create(name, data))
+        await self._call("create", name, lambda: self.store.objects.create(name, data))
 
     async def get(self, name: str) -> bytes:
         """Returns the object's bytes."""
-        return await self._call("get", name, lambda: self._store.objects.get(name))
+        return await self._call("get", name, lambda: self.store.objects.get(name))
 
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob."""
         data = await joined(chunks)
-        return await self._call("write", name, lambda: self._store.objects.write(name, data))
+        return await self._call("write", name, lambda: self.store.objects.write(name, data))
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes, cut in two; where the stream itself is cut, an error comes after a part."""
-        data = await self._call("stream", name, lambda: self._store.objects.get(name))
+        data = await self._call("stream", name, lambda: self.store.objects.get(name))
         data = self._damaged(name, data[offset:])
-        is_cut = bool(self.faults.cut) and len(data) > 1 and self._random.random() < self.faults.cut
-        middle = self._random.randrange(1, len(data)) if is_cut else len(data) // 2
+        is_cut = bool(self.faults.cut) and len(data) > 1 and self.source.random() < self.faults.cut
+        middle = self.source.randrange(1, len(data)) if is_cut else len(data) // 2
         if middle:
             yield data[:middle]
         if is_cut:
@@ -137,31 +136,31 @@ class StoreLink:
     def _damaged(self, name: str, data: bytes) -> bytes:
         """Returns the bytes as they are read; no draw is made where nothing is ever damaged."""
         is_blob = "/snapshots/" in name or "/updates/" in name
-        if not self.faults.damaged or not is_blob or self._random.random() >= self.faults.damaged:
+        if not self.faults.damaged or not is_blob or self.source.random() >= self.faults.damaged:
             return data
-        if self._random.random() < 0.5:
+        if self.source.random() < 0.5:
             return data[: len(data) // 2]
-        at = self._random.randrange(len(data))
+        at = self.source.randrange(len(data))
         return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
-        return await self._call("folders", prefix, lambda: self._store.objects.folders(prefix))
+        return await self._call("folders", prefix, lambda: self.store.objects.folders(prefix))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`, in an order that nobody may rely on."""
 
         async def everything() -> list[ObjectInfo]:
-            return [info async for info in self._store.objects.list(prefix)]
+            return [info async for info in self.store.objects.list(prefix)]
 
         found = await self._call("list", prefix, everything)
-        self._random.shuffle(found)
+        self.source.shuffle(found)
         for info in found:
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes these objects."""
-        await self._call("delete", ",".join(names), lambda: self._store.objects.delete(names))
+        await self._call("delete", ",".join(names), lambda: self.store.objects.delete(names))
 
     async def sync_parent(self, *names: str) -> None:
         """Does nothing: power cuts are not simulated."""
@@ -181,11 +180,11 @@ class StoreLink:
             failure: StoreError | None = None
             if effect is Effect.NORMAL or (effect is Effect.ERROR_AFTER and operation in _CHANGES):
                 try:
-                    result = self._store.perform(operation, name, act)
+                    result = self.store.perform(operation, name, act)
                 except StoreError as refusal:
                     failure = refusal
             elif effect is Effect.LATE and operation in _CHANGES:
-                landing_s = self._random.uniform(*self.faults.landing_s)
+                landing_s = self.source.uniform(*self.faults.landing_s)
                 loop.call_later(landing_s, self._land, operation, name, act, context=OUTSIDE)
             if effect is not Effect.NORMAL:
                 failure = error
@@ -198,7 +197,7 @@ class StoreLink:
 
     def _land(self, operation: str, name: str, act: Callable[[], Awaitable[Any]]) -> None:
         try:
-            self._store.perform(operation, name, act)
+            self.store.perform(operation, name, act)
         except StoreError:
             return  # too late: the name is taken
 
@@ -207,20 +206,20 @@ class StoreLink:
         error: StoreError = StoreUnavailableError(f"fault was injected. operation={operation}, name={name}")
         if self.is_down:
             return Effect.ERROR_BEFORE, error
-        draw = self._random.random()
+        draw = self.source.random()
         if draw >= faults.error_before + faults.error_after + faults.late:
             return Effect.NORMAL, error
-        if operation == "create" and self._random.random() < faults.says_exists:
+        if operation == "create" and self.source.random() < faults.says_exists:
             error = ObjectExistsError(f"fault was injected. name={name}")
-        elif operation in _CHANGES and self._random.random() < faults.says_full:
+        elif operation in _CHANGES and self.source.random() < faults.says_full:
             error = StoreFullError(f"fault was injected. name={name}")
         if draw < faults.error_before:
             return Effect.ERROR_BEFORE, error
         return (Effect.ERROR_AFTER if draw < faults.error_before + faults.error_after else Effect.LATE), error
 
     def _latency_s(self) -> float:
-        bounds = self.faults.slow_s if self._random.random() < self.faults.slow else self.faults.latency_s
-        return self._random.uniform(*bounds)
+        bounds = self.faults.slow_s if self.source.random() < self.faults.slow else self.faults.latency_s
+        return self.source.uniform(*bounds)
 
     def _dies_now(self) -> bool:
         if self._left is None:
@@ -229,7 +228,7 @@ class StoreLink:
         return self._left == 0
 
     def _die(self) -> None:
-        self._process.kill()
+        self.process.kill()
         asyncio.get_running_loop().call_soon(self.on_kill, context=OUTSIDE)
 
 

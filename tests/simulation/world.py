@@ -113,7 +113,7 @@ class World:
         self.complaints: list[str] = []  # failures that were noticed while it ran
         self._log: RunLog | None = None
         self.operator = Operator(self.network, self.count, random.Random(f"{seed}/operator"))
-        self._director = Director(self.replicas, self.learners, network=self.network, operator=self.operator)
+        self._director = Director(self.replicas, self.learners, self.network, self.operator)
 
     def count(self) -> int:
         """Counts an event and returns its number."""
@@ -220,7 +220,7 @@ class World:
             await self._close_run()
             self._calm_down()
         for learner in self.learners:
-            learner.end_training()
+            learner.is_training = False
         while (
             not all(one.record.has_left or self._is_shut_out(one.record) for one in self.learners)
             and loop.time() < deadline_s

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skerry import MergeRule, Policy, RefusedError, RunsClient
+from skerry import MergeRule, Policy, RunsClient
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.types_pb2 import Event
@@ -62,18 +62,3 @@ def test_versions_are_listed_down_to_the_first_however_few_an_answer_holds(
             client.roll_back("fit", created.position)
         records = client.list_versions("fit", "embedding")
         assert [record.version.version for record in records] == [3, 2, 1, 0]
-
-
-def test_a_value_out_of_its_range_is_refused_before_anything_is_sent(target: str) -> None:
-    with RunsClient(target) as client:
-        client.create_run("fit", ARRAYS)
-        with pytest.raises(ValueError, match="quorum_count"):
-            client.set_policy("fit", Policy(quorum_count=0))
-
-
-def test_an_unknown_fragment_is_refused_by_name(target: str) -> None:
-    with RunsClient(target) as client:
-        client.create_run("fit", ARRAYS)
-        with pytest.raises(RefusedError) as refusal:
-            list(client.list_versions("fit", "nowhere"))
-        assert refusal.value.reason == "FRAGMENT_NOT_FOUND"

@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,7 +16,8 @@ import safetensors.numpy
 from blake3 import blake3
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from skerry.net.tls import Tls
@@ -136,11 +137,9 @@ async def send(stubs: Stubs, messages: Sequence[exchange.PushDeltaRequest]) -> e
 
 def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     """Returns the refusal, from the `google.rpc.Status` in the trailing metadata."""
-    metadata = cast("list[tuple[str, bytes]]", list(error.trailing_metadata()))
-    details = [value for key, value in metadata if key == "grpc-status-details-bin"]
-    assert details, f"no status details: {error}"
-    status = status_pb2.Status.FromString(details[0])
-    assert (status.code, status.message) == (error.code().value[0], error.details())
+    call: Any = error
+    status = rpc_status.from_call(call)  # raises if its code and message are not the call's
+    assert status is not None, f"no status details: {error}"
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     retry_after_s = None
     for detail in status.details:

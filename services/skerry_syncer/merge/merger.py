@@ -293,9 +293,9 @@ class Merger:
                 return
             pushed = next(iter(fragment.pending.values())).item
             (weights,) = self._scratch.zeros(1, fragment.layout.numel)
-            once = np.ones((1, len(fragment.layout.tensors)), np.float32)
+            unscaled = np.ones((1, len(fragment.layout.tensors)), np.float32)
             try:
-                await accumulate_deltas(self._run, name, [pushed], once, weights, workers=self._workers)
+                await accumulate_deltas(self._run, name, [pushed], unscaled, weights, workers=self._workers)
             except UnreadableDeltaError as error:
                 raise UnreadableObjectError(
                     pushed.parts[0].name, f"initial weights. fragment={name}, {error}"

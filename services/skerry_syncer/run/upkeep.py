@@ -50,13 +50,13 @@ async def _collect(run: Run) -> None:
     if log.state.status is RunStatus.DRAFT:
         return
     before = await store_unix_s(log.objects, log.entropy) - _LITTER_AGE_S
-    went = await collect(log, log.state.policy, litter_before_unix_s=before)
+    collected = await collect(log, log.state.policy, litter_before_unix_s=before)
     run.blobs.is_full = False  # until the next blob finds no space
-    facts = {"run": log.spec.name, "objects": len(went.victims), "size_bytes": went.size_bytes}
-    if is_full and not went.victims:
+    facts = {"run": log.spec.name, "objects": len(collected.victims), "size_bytes": collected.size_bytes}
+    if is_full and not collected.victims:
         _LOG.error("store is full, and the run's policy keeps all that it has of it", **facts)
-    elif went.victims:
-        _LOG.info("collected", was_full=is_full, kept_bytes=went.kept_bytes, **facts)
+    elif collected.victims:
+        _LOG.info("collected", was_full=is_full, kept_bytes=collected.kept_bytes, **facts)
 
 
 async def tidy(store: Store, entropy: Entropy, open_run: Callable[[str, str], Awaitable[Run]]) -> None:

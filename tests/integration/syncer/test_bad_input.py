@@ -76,7 +76,6 @@ CALLS: Final[list[tuple[str, grpc.StatusCode, Any]]] = [
     ("BAD_REQUEST", INVALID, create(policy=types.Policy(quorum_count=-1))),
     ("BAD_REQUEST", INVALID, set_policy(lease_term=Duration(seconds=2**40))),
     ("BAD_REQUEST", INVALID, set_policy(merge_by_fragment={"elsewhere": types.MERGE_RULE_MEAN})),
-    ("BAD_REQUEST", INVALID, runs.ListRunsRequest(page_token="../..")),
     ("BAD_REQUEST", INVALID, pull_of(from_version=-(2**63), is_newest=True, resume=exchange.PullResume())),
     ("BAD_REQUEST", INVALID, pull_of(from_version=-1, target_version=-1)),
     ("VERSION_NOT_FOUND", NOT_FOUND, pull_of(target_version=FAR)),

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EMAWeightAveraging,
+    LambdaCallback,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -29,31 +30,17 @@ from tests.e2e.trainers.two_islands import assert_merged, train_two_islands
 POLICY = Policy(inner_step_count=2, lease_term_s=1.0)
 
 
-class _Batches(lightning.Callback):  # type: ignore[misc]  # untyped
-    """Calls a function before or after each batch, with the trainer and the module."""
-
-    def __init__(self, *, before: Any = lambda *_: None, after: Any = lambda *_: None) -> None:
-        self._before, self._after = before, after
-
-    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-        self._before(trainer, module)
-
-    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-        self._after(trainer, module)
-
-
-class _Spy(_Batches):
+class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
     """Keeps the learner, and its counts after each batch."""
 
     def __init__(self, skerry: SkerryCallback) -> None:
-        super().__init__(after=self._look)
         self.skerry = skerry
         self.learner: Any = None
         self.counts: list[tuple[int, int]] = []
         self.logged: dict[str, Any] = {}
         self.planned = -1
 
-    def _look(self, trainer: Any, _: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if self.skerry.learner is not None:
             self.learner = self.skerry.learner
             self.counts.append((self.learner.stats.step_count, self.learner.stats.token_count))
@@ -61,13 +48,13 @@ class _Spy(_Batches):
             self.logged |= trainer.logged_metrics
 
 
-def _fit(module: Any, *callbacks: Any, batches: int = 8, path: Path | None = None, **options: Any) -> lightning.Trainer:
-    """Trains for an epoch of a few batches, from a checkpoint if given, and returns the trainer."""
+def _fit(module: Any, *callbacks: Any, path: Path | None = None, **options: Any) -> lightning.Trainer:
+    """Trains for an epoch of 8 batches, from a checkpoint if given, and returns the trainer."""
     trainer = lightning.Trainer(
         callbacks=list(callbacks), accelerator="cpu", logger=False, enable_progress_bar=False, log_every_n_steps=1,
         enable_model_summary=False, **({"max_epochs": 1, "enable_checkpointing": False} | options),
     )  # fmt: skip
-    data = torch.randn(batches * 4, 8, generator=torch.Generator().manual_seed(0))
+    data = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     trainer.fit(module, DataLoader(cast("Any", data), batch_size=4, num_workers=2), ckpt_path=path, weights_only=False)
     return trainer
 
@@ -104,7 +91,7 @@ def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None
     skerry = _callback(target, policy=Policy(inner_step_count=1000))
     spy = _Spy(skerry)
     with pytest.raises((OSError, SystemExit)):
-        _fit(Rotation(), skerry, spy, _Batches(before=fail))
+        _fit(Rotation(), skerry, spy, LambdaCallback(on_train_batch_start=fail))
     assert skerry.learner is None
     assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (3, 0)
     assert spy.learner.stats.deltas_acknowledged > 0
@@ -114,7 +101,7 @@ def test_an_exception_loses_no_step(target: str, failure: BaseException) -> None
 def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
     target: str, *, leaves_on_signal: bool
 ) -> None:
-    def end(trainer: Any, _: Any) -> None:
+    def end(trainer: Any, *_: Any) -> None:
         if trainer.global_step == 3:
             signal.raise_signal(signal.SIGTERM)
 
@@ -122,7 +109,7 @@ def test_a_signal_ends_training_with_the_step_under_way_and_loses_nothing(
     skerry = _callback(target, policy=Policy(inner_step_count=1000), leave_on_signal=leaves_on_signal)
     spy = _Spy(skerry)
     with pytest.raises(SystemExit) as ended:
-        _fit(Rotation(), skerry, spy, _Batches(before=end))
+        _fit(Rotation(), skerry, spy, LambdaCallback(on_train_batch_start=end))
     assert ended.value.code in {None, 128 + signal.SIGTERM}
     assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (4, 0)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -162,7 +149,7 @@ class _Finetuned(lightning.LightningModule):  # type: ignore[misc]  # untyped
 def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
     target: str, averaging: Any, *, is_first: bool
 ) -> None:
-    def keep(_: Any, module: Any) -> None:
+    def keep(_: Any, module: Any, *__: Any) -> None:
         if skerry.learner is not None:
             trained[:] = [module.head.weight.detach().clone()]
 
@@ -173,7 +160,13 @@ def test_an_average_beside_the_learner_is_never_sent_and_ends_in_the_module(
     )
     skerry, average, module = _callback(target, policy=policy), averaging(), _Finetuned()
     spy = _Spy(skerry)
-    _fit(module, *([skerry, average] if is_first else [average, skerry]), spy, _Batches(after=keep), max_epochs=4)
+    _fit(
+        module,
+        *([skerry, average] if is_first else [average, skerry]),
+        spy,
+        LambdaCallback(on_train_batch_end=keep),
+        max_epochs=4,
+    )
     assert spy.learner.failure is None
     assert (spy.learner.stats.step_count, spy.learner.stats.unsent_step_count) == (32, 0)
     mean = average._average_model
@@ -209,7 +202,7 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
 
 
 def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
-    def look(trainer: Any, module: Any) -> None:
+    def look(trainer: Any, module: Any, *_: Any) -> None:
         assert skerry.learner is not None
         seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
         weights.append([weight.detach().clone() for weight in module.parameters()])
@@ -224,7 +217,7 @@ def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tm
     for path in (None, tmp_path / "last.ckpt"):
         skerry = _callback(target, policy=Policy(inner_step_count=1000))
         with pytest.raises(OSError, match="the machine"):
-            _fit(Rotation(), skerry, _Batches(before=look), path=path)
+            _fit(Rotation(), skerry, LambdaCallback(on_train_batch_start=look), path=path)
     assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
     assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
 

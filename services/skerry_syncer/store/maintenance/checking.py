@@ -12,7 +12,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -82,12 +82,7 @@ def verify(
     verdict = "ok" if checked.ok else f"{len(checked.problems)} problems"
     counts = f"{checked.versions_checked} versions checked, {checked.versions_replayed} of them replayed"
     report(
-        {
-            "ok": checked.ok,
-            "versions_checked": checked.versions_checked,
-            "versions_replayed": checked.versions_replayed,
-            "problems": checked.problems,
-        },
+        {"ok": checked.ok, **asdict(checked)},
         [*(f"problem: {problem}" for problem in checked.problems), f"{verdict}: {counts}"],
         is_json=is_json,
     )

@@ -68,10 +68,6 @@ class FileSystem:
         """Gives the file a second name; raises FileExistsError if the name is taken."""
         os.link(source, target)
 
-    def remove(self, path: Path) -> None:
-        """Removes a name, if it exists."""
-        path.unlink(missing_ok=True)
-
 
 class LocalObjects:
     """Objects below the folder `root`, which exists."""
@@ -125,7 +121,7 @@ class LocalObjects:
             await self._workers.run(self._publish, draft, name)
         finally:
             # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
-            self._file_system.remove(draft.path)
+            draft.path.unlink(missing_ok=True)
         return size
 
     async def get(self, name: str) -> bytes:
@@ -237,7 +233,7 @@ class LocalObjects:
                 self._append(draft, data)
             self._publish(draft, name)
         finally:
-            self._file_system.remove(draft.path)
+            draft.path.unlink(missing_ok=True)
 
     def _begin(self) -> _File:
         with self._opened_root():
@@ -282,7 +278,7 @@ class LocalObjects:
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
             path = self.root / name
-            self._file_system.remove(path)
+            path.unlink(missing_ok=True)
             if path.parent.name != TEMPORARY:
                 with contextlib.suppress(OSError):  # not empty, or gone
                     path.parent.rmdir()

@@ -180,6 +180,15 @@ async def test_folders_are_synced_once_and_again_when_they_were_made_anew(tmp_pa
     assert files.survivors() == {"deltas/p/d/3": b"x"}
 
 
+def fail(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    """Has a call of the operating system fail from now on."""
+
+    def failing(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, failing)
+
+
 @pytest.mark.parametrize("way", ["get", "list", "folders", "stream"])
 async def test_a_store_that_fails_to_open_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -187,14 +196,23 @@ async def test_a_store_that_fails_to_open_is_unavailable(
     """Whoever follows the store goes on after an error of the store, and ends with any other one."""
     objects = opened(tmp_path, FileSystem())
     await put(objects)
-
-    def fail(*_: object, **__: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("skerry_syncer.store.objects.local.os.open", fail)
+    fail(monkeypatch, "open", errno.EMFILE)
     begun = getattr(objects, way)(ENTRY)
     with pytest.raises(StoreUnavailableError, match="Too many open files"):
         await (begun if way in {"get", "folders"} else anext(begun))
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "error"),
+    [("write", errno.ENOSPC, StoreFullError), ("fsync", errno.EIO, StoreUnavailableError)],
+)
+async def test_a_disk_that_fails_leaves_nothing_and_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, error: type[Exception]
+) -> None:
+    fail(monkeypatch, call, code)
+    with pytest.raises(error, match=ENTRY):
+        await put(opened(tmp_path, FileSystem()))
+    assert files_below(tmp_path) == []
 
 
 class _HeldWorkers(InlineWorkers):
@@ -233,37 +251,6 @@ async def test_a_file_stays_open_while_a_thread_uses_it_though_its_caller_is_can
     await asyncio.wait([task])
     del task
     assert workers.held() == (CONTENT if way == "stream" else None)
-
-
-class FailingFileSystem(FileSystem):
-    """A disk that fails to take content, or to sync it."""
-
-    def __init__(self, *, write: OSError | None = None, sync: OSError | None = None) -> None:
-        self._write, self._sync = write, sync
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        if self._write:
-            raise self._write
-        super().write(descriptor, data)
-
-    def sync_file(self, descriptor: int, path: Path) -> None:
-        assert self._sync
-        raise self._sync
-
-
-@pytest.mark.parametrize(
-    ("file_system", "error"),
-    [
-        (FailingFileSystem(write=OSError(errno.ENOSPC, "No space left on device")), StoreFullError),
-        (FailingFileSystem(sync=OSError(errno.EIO, "Input/output error")), StoreUnavailableError),
-    ],
-)
-async def test_a_disk_that_fails_leaves_nothing_and_says_what_is_wrong(
-    tmp_path: Path, file_system: FileSystem, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match=ENTRY):
-        await put(opened(tmp_path, file_system))
-    assert files_below(tmp_path) == []
 
 
 class UnmountedFileSystem(FileSystem):

@@ -201,22 +201,15 @@ def _check_free(option: str, address: str) -> None:
 
 
 async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:
-    signals: asyncio.Queue[None] = asyncio.Queue()
+    loop, is_told = asyncio.get_running_loop(), asyncio.Event()
     async with serving(objects, settings) as server:  # until it listens, a signal ends the process
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, None)
+            loop.add_signal_handler(number, is_told.set)
         _announce(settings.listen, server, store_url, port_file)
-        await signals.get()
-        async with asyncio.TaskGroup() as tasks:
-            draining = tasks.create_task(server.drain(settings.drain_grace_s))
-            hurrying = tasks.create_task(_hurry(signals, server))
-            await asyncio.wait({draining})
-            hurrying.cancel()
-
-
-async def _hurry(signals: asyncio.Queue[None], server: SyncerServer) -> None:
-    await signals.get()
-    await server.stop()
+        await is_told.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second one ends the process
+        await server.drain(settings.drain_grace_s)
 
 
 def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:

@@ -129,10 +129,6 @@ class SyncerServer:
         await self._server.stop(left_s)
         _LOG.info("drained", drain_s=round(self.host.clock.monotonic_s() - started_s, 3))
 
-    async def stop(self) -> None:
-        """Stops at once. Calls in flight are aborted; what was acknowledged is durable."""
-        await self._server.stop(None)
-
 
 @asynccontextmanager
 async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[SyncerServer]:

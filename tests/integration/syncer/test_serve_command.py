@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -96,3 +97,17 @@ async def test_sigterm_drains(store_url: str, tmp_path: Path) -> None:
         await process.start()
         await stubs.runs.GetRun(runs.GetRunRequest(name="demo"), wait_for_ready=True)
         assert (await learner.query(header)).state == exchange.PUSH_STATE_ACCEPTED
+
+
+async def test_a_second_signal_ends_it_at_once(store_url: str, tmp_path: Path) -> None:
+    async with (
+        serve_process(store_url, tmp_path, "--drain-grace", "3600") as process,
+        connected(process.port) as stubs,
+    ):
+        learner = await attached(stubs, (await create_run(stubs))[0])
+        header = learner.header(await pull(stubs, learner.run, "body"), "body")
+        await stubs.exchange.PushDelta(None).write(push_messages(header, delta_values(), INT4)[0])
+        process.terminate()
+        await learner.event("draining")
+        process.terminate()
+        assert await process.exit_status() == -signal.SIGTERM

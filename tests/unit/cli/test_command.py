@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,6 @@ from skerry.cli import failures, main, settings
 from skerry.cli.main import cli
 
 COMMANDS = ["export", "gc", "keys", "learn", "log", "rollback", "runs", "serve", "verify", "watch"]
-
-# Runs `skerry` where torch can't be imported, as in the syncer's image.
-_WITHOUT_TORCH = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocked())
-from skerry.cli.main import main
-main(sys.argv[1:])
-"""
 
 
 def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -89,16 +73,6 @@ def test_a_run_is_the_first_argument_and_must_be_named(capsys: pytest.CaptureFix
         assert not any("--run" in param.opts for param in command.params), words
     assert failures.run(cli, ["runs", "show"]) == failures.ExitStatus.USAGE
     assert "the run is missing. Name it as the argument, in SKERRY_RUN" in capsys.readouterr().err
-
-
-def test_a_learner_without_torch_is_told_what_to_install(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _WITHOUT_TORCH, "learn", "--alone", "--steps", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == failures.ExitStatus.NOT_INSTALLED, done.stderr
-    assert done.stderr.splitlines() == [
-        "error: this command needs a package that is not installed. package=torch",
-        "next: pip install 'skerry[torch]'",
-    ]
 
 
 def test_a_settings_file_with_a_typing_error_is_refused_by_name(

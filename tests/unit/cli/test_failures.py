@@ -38,6 +38,12 @@ def test_an_interrupt_has_the_status_that_shells_expect(capsys: pytest.CaptureFi
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_a_command_without_torch_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
+    assert capsys.readouterr().err.endswith("package=torch\nnext: pip install 'skerry[torch]'\n")
+
+
 def test_a_defect_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         failures.run(fail_with(ZeroDivisionError()), [])

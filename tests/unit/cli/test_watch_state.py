@@ -16,34 +16,23 @@ from skerry.cli.watch_view import draw, sparkline
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import VersionRecord
-from skerry.v1.types_pb2 import (
-    DeltaFate,
-    Event,
-    FateCount,
-    Fragment,
-    FragmentVersion,
-    LearnerReport,
-    LearnerStatus,
-    Run,
-    VersionCommitted,
-)
 
 
-def report(learner_id: str, *, sent_bytes: int = 0, **figures: Any) -> Event:
+def report(learner_id: str, *, sent_bytes: int = 0, **figures: Any) -> v1.Event:
     """Returns the event of a learner's report."""
-    body = LearnerReport(step_count=10, sent_bytes=sent_bytes, received_bytes=2 * sent_bytes, **figures)
-    return Event(position=5, learner=LearnerStatus(learner_id=learner_id, is_live=True, report=body))
+    body = v1.LearnerReport(step_count=10, sent_bytes=sent_bytes, received_bytes=2 * sent_bytes, **figures)
+    return v1.Event(position=5, learner=v1.LearnerStatus(learner_id=learner_id, is_live=True, report=body))
 
 
-def started(*learners: LearnerStatus) -> WatchState:
+def started(*learners: v1.LearnerStatus) -> WatchState:
     """Returns the state of a run with one fragment, at version 3."""
-    run = Run(
+    run = v1.Run(
         name="demo",
         status=v1.RUN_STATUS_OPEN,
         position=4,
         tensors=[v1.Tensor(name="w", shape=[30, 50])],
-        fragments=[Fragment(name="head", tensors=["w"])],
-        versions=[FragmentVersion(fragment="head", version=3)],
+        fragments=[v1.Fragment(name="head", tensors=["w"])],
+        versions=[v1.FragmentVersion(fragment="head", version=3)],
     )
     state = WatchState()
     state.apply(WatchStart(run=run, learners=learners), 0.0)
@@ -66,23 +55,23 @@ def test_bandwidth_is_a_mean_over_the_last_reports_and_begins_anew_with_the_lear
 
 
 def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
-    body = LearnerReport(step_count=100, sent_bytes=1_000_000)
+    body = v1.LearnerReport(step_count=100, sent_bytes=1_000_000)
     body.step_time.FromMilliseconds(500)
-    state = started(LearnerStatus(learner_id="us", is_live=True, report=body))
+    state = started(v1.LearnerStatus(learner_id="us", is_live=True, report=body))
     assert state.learners["us"].bits_per_s == pytest.approx((160_000, 0))
 
 
 def test_a_learner_is_as_stale_as_its_stalest_fragment() -> None:
     state = started()
-    state.apply(report("us", adopted=[FragmentVersion(fragment="head", version=1)]), 1.0)
+    state.apply(report("us", adopted=[v1.FragmentVersion(fragment="head", version=1)]), 1.0)
     assert state.staleness(state.learners["us"]) == 2
 
 
 def test_a_commit_is_told_with_who_took_part() -> None:
     state = started()
-    merged = [DeltaFate(learner_id="us", weight_share=0.75), DeltaFate(learner_id="eu", weight_share=0.25)]
-    committed = VersionCommitted(version=FragmentVersion(fragment="head", version=4), merged=merged)
-    text = state.apply(Event(position=9, version_committed=committed))
+    merged = [v1.DeltaFate(learner_id="us", weight_share=0.75), v1.DeltaFate(learner_id="eu", weight_share=0.25)]
+    committed = v1.VersionCommitted(version=v1.FragmentVersion(fragment="head", version=4), merged=merged)
+    text = state.apply(v1.Event(position=9, version_committed=committed))
     assert text == "head is at version 4 by us 75%, eu 25%"
     assert state.fragments["head"].version == 4
     assert (state.position, list(state.events)) == (9, [(9, text)])
@@ -90,17 +79,19 @@ def test_a_commit_is_told_with_who_took_part() -> None:
 
 def test_a_learner_is_told_when_it_attaches_and_not_at_each_report() -> None:
     state = started()
-    anew = Event(position=6, learner=LearnerStatus(learner_id="us", is_live=True))
+    anew = v1.Event(position=6, learner=v1.LearnerStatus(learner_id="us", is_live=True))
     lines = [state.apply(event) for event in (report("us", sent_bytes=1), report("us", sent_bytes=2), anew, anew)]
     assert lines == ["us attached", None, "us attached", None]
 
 
 def test_a_problem_is_told_when_it_comes_and_when_it_goes_also_if_it_was_there_before() -> None:
-    def said(problem: str) -> LearnerStatus:
-        return LearnerStatus(learner_id="us", is_live=True, report=LearnerReport(problem=problem, unsent_step_count=40))
+    def said(problem: str) -> v1.LearnerStatus:
+        return v1.LearnerStatus(
+            learner_id="us", is_live=True, report=v1.LearnerReport(problem=problem, unsent_step_count=40)
+        )
 
     state = started(said("STORE_FULL"))
-    events = [Event(position=5, learner=said(problem)) for problem in ("STORE_FULL", "STORE_FULL", "", "")]
+    events = [v1.Event(position=5, learner=said(problem)) for problem in ("STORE_FULL", "STORE_FULL", "", "")]
     lines = [state.apply(event, 1.0) for event in events]
     assert lines == ["us reports STORE_FULL, 40 steps unsent", None, "us delivers again", None]
 
@@ -109,8 +100,10 @@ def test_finished_and_lost_learners_differ_and_keep_their_figures() -> None:
     state = started()
     for name in ("done", "lost"):
         state.apply(report(name, sent_bytes=9), 1.0)
-    left = Event(position=6, learner=LearnerStatus(learner_id="done", has_left=True))  # the log's event has no report
-    lost = Event(position=6, learner=LearnerStatus(learner_id="lost", report=LearnerReport(step_count=10)))
+    left = v1.Event(
+        position=6, learner=v1.LearnerStatus(learner_id="done", has_left=True)
+    )  # the log's event has no report
+    lost = v1.Event(position=6, learner=v1.LearnerStatus(learner_id="lost", report=v1.LearnerReport(step_count=10)))
     lines = [state.apply(event, 2.0) for event in (left, lost)]
     assert lines == ["done has finished", "lost is lost: its lease ran out"]
     assert [learner_state(view.status) for view in state.learners.values()] == ["finished", "lost"]
@@ -120,9 +113,9 @@ def test_finished_and_lost_learners_differ_and_keep_their_figures() -> None:
 
 def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -> None:
     fates = (
-        FateCount(fate=v1.FATE_MERGED, delta_count=125),
-        FateCount(fate=v1.FATE_EXPIRED, reason="staler than the policy allows", delta_count=7),
-        FateCount(fate=v1.FATE_QUARANTINED, reason="norm is an outlier", delta_count=30),
+        v1.FateCount(fate=v1.FATE_MERGED, delta_count=125),
+        v1.FateCount(fate=v1.FATE_EXPIRED, reason="staler than the policy allows", delta_count=7),
+        v1.FateCount(fate=v1.FATE_QUARANTINED, reason="norm is an outlier", delta_count=30),
     )
     assert unmerged_text(fates) == (
         "37 of 162 deltas were not merged: 30 quarantined (norm is an outlier), "
@@ -139,10 +132,10 @@ def shown(state: WatchState) -> str:
 
 
 def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> None:
-    learners = [LearnerStatus(learner_id=name, is_live=True, is_participating=name == "us") for name in ("eu", "us")]
+    learners = [v1.LearnerStatus(learner_id=name, is_live=True, is_participating=name == "us") for name in ("eu", "us")]
     state = started(*learners)
-    merged = [DeltaFate(learner_id="us", weight_share=1.0, staleness=1)]
-    version = FragmentVersion(fragment="head", version=3)
+    merged = [v1.DeltaFate(learner_id="us", weight_share=1.0, staleness=1)]
+    version = v1.FragmentVersion(fragment="head", version=3)
     state.apply_version(VersionRecord(version=version, merged=merged, update_size_bytes=1500, participation=0.75))
     lines = {line.split()[0]: line.split()[1:] for line in shown(state).splitlines() if line.strip()}
     assert lines["demo"] == ["open", "position", "4", "2", "live,", "1", "participating"]
@@ -151,7 +144,7 @@ def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> No
 
 
 def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
-    _, learners, fragments = shown(started(LearnerStatus(learner_id="us"))).split("\n\n")
+    _, learners, fragments = shown(started(v1.LearnerStatus(learner_id="us"))).split("\n\n")
     assert failures.run(cli, ["watch", "--help"]) == 0
     legend = capsys.readouterr().out
     columns = re.split(r"\s{2,}", f"{learners.splitlines()[0].strip()}  {fragments.splitlines()[0].strip()}")

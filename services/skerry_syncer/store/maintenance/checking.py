@@ -121,14 +121,14 @@ async def verify_run(
     Raises:
         StoreUnavailableError: the store can't be read; nothing is known then.
     """
-    log = run.log
-    problems = await _check_log(log)
-    spans = {name: _versions_to_check(log.state, name, since) for name in sorted(log.state.fragments)}
-    total = sum(map(len, spans.values()))
+    problems = await _check_log(run.log)
+    fragments = sorted(run.state.fragments.items())
+    firsts = {name: _first_to_check(run.state, fragment, since) for name, fragment in fragments}
+    total = sum(number >= firsts[name] for name, fragment in fragments for number in fragment.versions)
     done = checked = replayed = 0
-    for name, versions in spans.items():
-        check = _FragmentCheck(run, log.spec.fragment(name), workers, scratch)
-        fragment, number = log.state.fragments[name], versions[0]
+    for name, fragment in fragments:
+        check = _FragmentCheck(run, fragment.layout, workers, scratch)
+        number = firsts[name]
         while number <= fragment.version:  # which grows where a collection runs: then the log is read on
             if number in fragment.versions:
                 problem = await check.version(fragment.versions[number])
@@ -159,13 +159,10 @@ def versions_since(fragment: FragmentState, position: int) -> list[int]:
     return [number for number, version in fragment.versions.items() if not 0 < version.until <= position]
 
 
-def _versions_to_check(state: RunState, name: str, since: int) -> list[int]:
-    """Returns a fragment's known versions from the last whole snapshot that is not after position `since`."""
-    fragment = state.fragments[name]
+def _first_to_check(state: RunState, fragment: FragmentState, since: int) -> int:
+    """Returns the version of a fragment's last whole snapshot that is not after position `since`."""
     first = min(versions_since(fragment, since), default=0)
-    for version in state.chain(fragment, first):
-        first = version.version
-    return [number for number in fragment.versions if number >= first]
+    return min((version.version for version in state.chain(fragment, first)), default=first)
 
 
 async def _check_log(log: RunLog) -> list[str]:

@@ -272,20 +272,6 @@ async def test_an_entry_that_is_not_one_stops_the_reader_with_its_position(bench
 
 
 @on_virtual_time
-async def test_entries_are_read_back_between_any_two_positions(bench: Bench) -> None:
-    log = await bench.log()
-    for _ in range(40):
-        await log.append([bench.policy()])
-
-    async def positions(start: int, stop: int | None = None) -> list[int]:
-        return [entry.position async for entry, _ in log.entries(start, stop)]
-
-    assert await positions(1) == list(range(1, 41))
-    assert await positions(38, 40) == [38, 39]
-    assert await positions(41) == await positions(5, 5) == []
-
-
-@on_virtual_time
 async def test_a_closed_log_answers_who_waits(bench: Bench) -> None:
     log = await bench.log(first("create", Fault(latency_s=3600.0)))
     caller = asyncio.ensure_future(log.append([bench.policy()]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import CollectedItem, Fate, RunStatus, StatusItem
 from skerry_syncer.store.maintenance.checking import VerifyReport, position_before, verify_run, versions_since
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.log_bench import SPEC, Bench
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((6, 6), (4,))
@@ -28,6 +30,12 @@ async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
 
 async def verify(driver: Driver) -> VerifyReport:
     return await verify_run(driver.run, workers=driver.workers, scratch=Scratch(None))
+
+
+async def test_a_draft_has_nothing_to_check() -> None:
+    run = await Bench().store().create_draft(SPEC)
+    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
+    assert report == VerifyReport(versions_checked=0, versions_replayed=0, problems=())
 
 
 def part_names(driver: Driver, version: int) -> list[str]:

@@ -163,13 +163,14 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         """Sends a plan and then the bytes of its objects."""
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.seen_position)
         fragment = replica.fragment(request.fragment)
-        plan, resume = await _plan(replica, fragment, request)
+        plan = await _plan(replica, fragment, request)
+        begin = request.resume  # or the first byte
         yield v1.PullFragmentResponse(plan=plan_message(fragment, plan, replica.state.position))
         left = request.limit_bytes or plan.size_bytes
-        for index in range(resume.object_index, len(plan.objects)):
+        for index in range(begin.object_index, len(plan.objects)):
             if not left:
                 return
-            offset = resume.offset if index == resume.object_index else 0
+            offset = begin.offset if index == begin.object_index else 0
             ref, blobs = plan.objects[index].ref, replica.blobs
             try:
                 read = blobs.read(ref, offset=offset) if offset else blobs.read_checked(ref)
@@ -243,10 +244,8 @@ def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     )
 
 
-async def _plan(
-    replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest
-) -> tuple[PullPlan, Resume]:
-    """Returns the plan and where in it to begin; looks at the log's end before it says that there is none."""
+async def _plan(replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest) -> PullPlan:
+    """Returns the plan; looks at the log's end before it says that there is none."""
     if request.from_version < -1 or request.target_version < 0 or request.limit_bytes < 0:
         facts = f"target_version={request.target_version}, limit_bytes={request.limit_bytes}"
         raise bad_request(f"a number is too small. from_version={request.from_version}, {facts}")
@@ -261,10 +260,10 @@ async def _plan(
             f"from_version does not exist. from_version={request.from_version}, newest={fragment.version}",
         )
     if not request.HasField("resume"):
-        return _new_plan(replica, fragment, request.from_version, target), Resume((), 0, 0)
+        return _new_plan(replica, fragment, request.from_version, target)
     resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
     gone = replica.state.condemned | replica.blobs.unreadable
-    return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target), resume
+    return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target)
 
 
 def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, target: int) -> PullPlan:

@@ -23,6 +23,7 @@ from skerry.exchange.settings import ExchangeSettings, check_policy
 from skerry.model.interface import ArrayParameters, Parameters
 from skerry.net.forks import OwnProcess
 from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.handshakes import check_certificate
 from skerry.net.loop_thread import LoopThread
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
@@ -467,7 +468,8 @@ def settings_of(
     if planned_step_count is not None:
         policy = replace(policy or Policy(), planned_step_count=planned_step_count)
     settings = ExchangeSettings(learner_id="learner" if learner_id is None else learner_id, policy=policy, **others)
-    check_target(target, tls)
+    for files in check_target(target, tls):
+        check_certificate(files, settings.run, learner_id)
     return settings
 
 

@@ -70,6 +70,7 @@ def _check(settings: LearnSettings) -> None:
     Raises:
         click.UsageError: something can't be right.
     """
+    from skerry.net.handshakes import check_certificate
     from skerry.net.tls import check_target
 
     if settings.is_alone:
@@ -77,7 +78,8 @@ def _check(settings: LearnSettings) -> None:
             raise click.UsageError("--metrics shows the exchange with a syncer, and --alone has none")
         return
     try:
-        check_target(settings.target, settings.tls)
+        for tls in check_target(settings.target, settings.tls):
+            check_certificate(tls, settings.run, settings.learner_id or None)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from skerry.net.tls import Tls
+from skerry.wire.identity import SCHEME, Identity, Role
+
 # What gRPC's details contain, and what that means; the first that fits. gRPC 1.80 has the words of BoringSSL.
 _MEANINGS: Final = {
     "certificate has expired": (
@@ -38,6 +41,24 @@ _REFUSED_PLAINTEXT: Final = (
     "the server closed the connection before it answered. If it uses TLS, this client must too: give --tls-ca the "
     "server's ca.pem, and --tls-cert and --tls-key if it asks for a client certificate"
 )
+
+
+def check_certificate(tls: Tls, run: str, learner_id: str | None) -> None:
+    """Checks that a learner's certificate is its own, where it was made for clients of Skerry.
+
+    Raises:
+        ValueError: no syncer would let the learner attach; the message says whose certificate it is.
+    """
+    uris = [uri for uri in tls.names() if uri.startswith(SCHEME)]
+    if len(uris) != 1:
+        return  # the syncer may take it for other reasons
+    owner = Identity.parse(uris[0])
+    if owner.role is Role.LEARNER and owner.name == learner_id and owner.run in ("", run):
+        return
+    raise ValueError(
+        f"the certificate is another client's: give this learner the id and the run that it names, or make one for it "
+        f"with `skerry keys`. cert={tls.cert}, names={owner}, learner_id={learner_id}, run={run}"
+    )
 
 
 def explain(details: str, *, has_tls: bool, proxy: str) -> tuple[str, str] | None:

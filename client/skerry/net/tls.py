@@ -5,10 +5,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from skerry.runtime.addresses import client_address, split_targets
 
+if TYPE_CHECKING:
+    from cryptography.x509 import ExtensionType
+
+E = TypeVar("E", bound="ExtensionType")
 Insecure = Literal["insecure"]
 """In place of `Tls`: plaintext, also beyond loopback, where everybody on the way can read and change it."""
 
@@ -52,6 +56,17 @@ class Tls:
         self._check(files)
         return files
 
+    def names(self) -> tuple[str, ...]:
+        """Returns the URIs that the certificate names; none without one.
+
+        Raises:
+            ValueError: as `read`.
+        """
+        from cryptography import x509
+
+        subject = self._extension(x509.SubjectAlternativeName)
+        return () if subject is None else tuple(subject.get_values_for_type(x509.UniformResourceIdentifier))
+
     def is_for_server(self) -> bool:
         """Whether clients may take the certificate for a server's; it states no use, or this one among others.
 
@@ -61,15 +76,21 @@ class Tls:
         from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
+        usages = self._extension(x509.ExtendedKeyUsage)
+        serving = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+        return self.cert is not None and (usages is None or not serving.isdisjoint(usages))
+
+    def _extension(self, kind: type[E]) -> E | None:
+        """Returns what the certificate says of a kind; None if it does not, or there is none."""
+        from cryptography import x509
+
         cert = self.read().cert
         if cert is None:
-            return False
-        extensions = x509.load_pem_x509_certificates(cert)[0].extensions
+            return None
         try:
-            usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            return x509.load_pem_x509_certificates(cert)[0].extensions.get_extension_for_class(kind).value
         except x509.ExtensionNotFound:
-            return True
-        return not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}.isdisjoint(usages)
+            return None
 
     def _check(self, files: TlsFiles) -> None:
         # The import takes a tenth of a second, so it is done only where TLS is used.
@@ -114,15 +135,16 @@ def tls_for(target: str, tls: Tls | Insecure | None) -> Tls | None:
     return None if is_here(target) else Tls()
 
 
-def check_target(targets: str, tls: Tls | Insecure | None) -> None:
-    """Checks one or several targets and the files for them.
+def check_target(targets: str, tls: Tls | Insecure | None) -> set[Tls]:
+    """Checks one or several targets and the files for them, and returns what TLS they are called with.
 
     Raises:
         ValueError: a target is no address, or a file can't be used; the message says what is wrong.
     """
-    for target in split_targets(targets):
-        if (own := tls_for(target, tls)) is not None:
-            own.read()
+    used = {own for target in split_targets(targets) if (own := tls_for(target, tls)) is not None}
+    for own in used:
+        own.read()
+    return used
 
 
 def is_here(target: str) -> bool:

@@ -74,11 +74,7 @@ def check_message(method: str, caller: Identity, message: Any) -> None:
     """
     rule = RULES[method]
     if caller.run and rule.run is not None and rule.run(message) != caller.run:
-        raise SyncerError("PERMISSION_DENIED", f"the certificate is for another run. caller={caller}")
+        raise SyncerError("PERMISSION_DENIED", f"this is another run than the caller's. caller={caller}")
     spoken_for = None if rule.learner is None else rule.learner(message)
     if spoken_for is not None and (caller.role, caller.name) != (Role.LEARNER, spoken_for):
-        raise SyncerError(
-            "PERMISSION_DENIED",
-            f"the certificate is another client's: use the id that it names, or make one for this learner with "
-            f"`skerry keys`. caller={caller}, learner_id={spoken_for}",
-        )
+        raise SyncerError("PERMISSION_DENIED", f"only the learner itself may do this. caller={caller}")

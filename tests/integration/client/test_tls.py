@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skerry import ArrayLearner, RefusedError, RunsClient, SkerryError, Tls, TryAgainError
+from skerry import ArrayLearner, RunsClient, SkerryError, Tls, TryAgainError
 from skerry.cli import failures
 from skerry.cli.main import cli
 from skerry.net.grpc_transport import GrpcTransport
@@ -76,13 +76,18 @@ def test_learners_train_one_model_over_mutual_tls(keys: Path) -> None:
             assert [run.name for run in client.list_runs()] == ["fit"]
 
 
-@pytest.mark.parametrize(("owner", "learner_id"), [("eu", "us"), ("eu", None)])
-def test_a_learner_with_a_certificate_of_another_client_is_refused(
+@pytest.mark.parametrize(("owner", "learner_id"), [("eu", "us"), ("anna", "us"), ("eu", None)])
+def test_a_certificate_of_another_client_is_refused_before_anything_is_sent(
     owner: str, learner_id: str | None, keys: Path, secured: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"target": secured, "run": "other", "learner_id": learner_id, "create": True}
-    with contextlib.chdir(tmp_path), pytest.raises(RefusedError, match=f"another client's.*{owner}, learner_id="):
+    started_s = time.monotonic()
+    with contextlib.chdir(tmp_path), pytest.raises(ValueError, match=f"another.*learner_id={learner_id}, run=other"):
         ArrayLearner(Quadratic().arrays, tls=tls_of(keys, owner), **options)
+    assert time.monotonic() - started_s < 2
+    with RunsClient(secured, tls=tls_of(keys, "anna")) as client:
+        assert client.list_runs() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 _UNTRUSTED = """

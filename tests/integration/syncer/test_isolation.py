@@ -17,8 +17,8 @@ from skerry_syncer.server import serving
 from skerry_syncer.store.log.entries import FORMAT
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import Stubs, attached, connected, create_run, delta_values, pull, refused
-from tests.support.stuck_objects import StuckObjects
 
 IMPATIENT = dataclasses.replace(LOCAL, host=dataclasses.replace(LOCAL.host, opening_s=0.1))
 
@@ -28,11 +28,11 @@ async def listed(stubs: Stubs) -> list[str]:
 
 
 async def test_a_run_that_is_still_opening_says_so_and_keeps_nobody_else_waiting() -> None:
-    objects = StuckObjects()
+    objects = HookedObjects()
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         large, _ = await create_run(stubs, "large")
         await create_run(stubs, "small")
-    objects.unread = f"runs/large/{large.uid}/log/"
+    objects.hooks["before get", f"runs/large/{large.uid}/log/"] = (go := asyncio.Event()).wait
     async with serving(objects, IMPATIENT) as server, connected(server.port) as stubs:
         for _ in range(2):
             with refused("RUN_OPENING", grpc.StatusCode.UNAVAILABLE):
@@ -44,15 +44,15 @@ async def test_a_run_that_is_still_opening_says_so_and_keeps_nobody_else_waiting
         with RunsClient(f"127.0.0.1:{server.port}") as client:
             waiting = asyncio.create_task(asyncio.to_thread(client.get_run, "large"))
             await asyncio.sleep(0.5)
-            objects.go.set()
+            go.set()
             assert (await waiting).run.uid == large.uid, "a client waits until the run is open"
 
 
 async def test_a_server_ends_while_a_run_is_still_opening() -> None:
-    objects = StuckObjects()
+    objects = HookedObjects()
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         await create_run(stubs)
-    objects.unread = "/log/"
+    objects.hooks["before get", "/log/"] = asyncio.Event().wait
     async with asyncio.timeout(10), serving(objects, IMPATIENT) as server, connected(server.port) as stubs:
         with refused("RUN_OPENING", grpc.StatusCode.UNAVAILABLE):
             await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))

@@ -11,13 +11,15 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry_syncer.server import serving
 from tests.integration.syncer.conftest import LOCAL
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import Stubs, attached, connected, create_run, pull
-from tests.support.stuck_objects import StuckObjects
+
+STORING = ("before write", "snapshots/head/")
 
 
 @pytest.fixture
-def objects() -> StuckObjects:
-    return StuckObjects()
+def objects() -> HookedObjects:
+    return HookedObjects()
 
 
 async def _trained(stubs: Stubs) -> types.Run:
@@ -36,26 +38,26 @@ def _versions(run: types.Run) -> list[int]:
     return [version.version for version in run.versions]
 
 
-async def test_a_roll_back_answers_in_time_and_goes_on_while_nobody_asks(objects: StuckObjects) -> None:
+async def test_a_roll_back_answers_in_time_and_goes_on_while_nobody_asks(objects: HookedObjects) -> None:
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run = await _trained(stubs)
-        objects.stuck = "snapshots/head/"
+        objects.hooks[STORING] = (go := asyncio.Event()).wait
         answer = await _rolled_back(stubs, run)
         assert (answer.progress.stored_count, answer.progress.fragment_count) == (1, 2)
         assert _versions(answer.run) == [1, 0], "nothing is rolled back yet"
-        objects.go.set()
+        go.set()
         for _ in range(2):
             answer = await _rolled_back(stubs, run)
             assert (_versions(answer.run), answer.HasField("progress")) == ([2, 1], False)
-        assert len(objects.hung) == 1, "the second call waited for what the first had begun"
+        assert objects.calls[STORING] == 1, "the second call waited for what the first had begun"
 
 
-async def test_another_replica_ends_what_a_killed_one_began(objects: StuckObjects) -> None:
+async def test_another_replica_ends_what_a_killed_one_began(objects: HookedObjects) -> None:
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run = await _trained(stubs)
-        objects.stuck = "snapshots/head/"
+        objects.hooks[STORING] = asyncio.Event().wait
         assert (await _rolled_back(stubs, run)).progress.stored_count == 1
-    objects.stuck = "nothing"
+    objects.hooks.clear()
     async with (
         serving(objects, LOCAL) as first,
         serving(objects, LOCAL) as second,
@@ -69,12 +71,12 @@ async def test_another_replica_ends_what_a_killed_one_began(objects: StuckObject
         assert np.array_equal(newest.values, oldest.values)
 
 
-async def test_a_roll_back_that_nobody_asks_for_any_more_has_no_effect(objects: StuckObjects) -> None:
+async def test_a_roll_back_that_nobody_asks_for_any_more_has_no_effect(objects: HookedObjects) -> None:
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run = await _trained(stubs)
-        objects.stuck = "snapshots/head/"
+        objects.hooks[STORING] = (go := asyncio.Event()).wait
         assert (await _rolled_back(stubs, run)).HasField("progress")
-        objects.go.set()
+        go.set()
         async with asyncio.timeout(5):
             while not any("/snapshots/head/1-" in name for name in objects.objects):
                 await asyncio.sleep(0.02)

@@ -9,21 +9,21 @@ import pytest
 from skerry.v1 import runs_pb2 as runs
 from skerry_syncer.server import serving
 from tests.integration.syncer.conftest import LOCAL
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import attached, connected, create_run, pull, quick
-from tests.support.stuck_objects import StuckObjects
 
 
 @pytest.mark.parametrize("stuck", ["weights", "momentum", "residual"])
 async def test_merges_go_on_while_a_snapshot_is_written(stuck: str) -> None:
-    objects = StuckObjects()
+    objects, storing, go = HookedObjects(), ("before write", f"snapshots/body/1-{stuck}"), asyncio.Event()
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs, policy=quick(snapshot_ratio=1e-9))
         learner = await attached(stubs, run)
-        objects.stuck = f"snapshots/body/1-{stuck}"
+        objects.hooks[storing] = go.wait
         versions = [(await learner.advance(seed)).version_committed.version.version for seed in range(3)]
         assert versions == [1, 2, 3]
-        assert len(objects.hung) == 1
-        objects.go.set()
+        assert objects.calls[storing] == 1
+        go.set()
         listing = runs.ListVersionsRequest(name="demo", fragment="body")
         async with asyncio.timeout(5):
             while not (await stubs.runs.ListVersions(listing)).versions[2].has_snapshot:

@@ -95,9 +95,11 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError, StoreFullError])
-@pytest.mark.parametrize("where", ["before_update", "before_entry", "after_entry"])
+@pytest.mark.parametrize(
+    "moment", [("before write", "/updates/"), ("before create", "/log/"), ("after create", "/log/")]
+)
 async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_update(
-    run: Run, where: str, error: type[Exception]
+    run: Run, moment: tuple[str, str], error: type[Exception]
 ) -> None:
     failures, count = 3, update_count(run.objects)
 
@@ -108,7 +110,7 @@ async def test_a_store_that_fails_after_the_step_is_tried_again_with_the_same_up
             raise error("not now")
 
     closing = await run.closed(1.0, 2.0)
-    run.objects.hooks[where] = fail
+    run.objects.hooks[moment] = fail
     await run.merge(closing)
     run.objects.hooks.clear()
     assert (run.version, run.rebuilt, update_count(run.objects) - count) == (2, [], 1)
@@ -130,7 +132,7 @@ async def test_objects_that_are_stored_are_not_stored_again(monkeypatch: pytest.
         if writes == 2:
             raise StoreUnavailableError("not now")
 
-    objects.hooks["before_update"] = fail_the_second
+    objects.hooks["before write", "/updates/"] = fail_the_second
     await run.merge(await run.driver.close([await run.driver.push(0, np.ones(layout.numel))]))
     assert (run.version, update_count(objects), writes) == (1, 3, 4)
 
@@ -146,7 +148,7 @@ async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the
         scalars = structs.replace(result.commit.scalars, rate="3f000000")
         await run.driver.append(structs.replace(await result.stored(), scalars=scalars))
 
-    run.objects.hooks["before_update"] = overtake
+    run.objects.hooks["before write", "/updates/"] = overtake
     await run.merge(closing)
     assert run.version == 2
     with run.merger._states.reading(run.driver.log.state.fragments[FRAGMENT]) as kept:
@@ -162,7 +164,7 @@ async def test_a_snapshot_that_begins_while_deltas_are_read_is_of_no_half_made_v
             taken.append(outer)
         await run.merger.snapshot(FRAGMENT)
 
-    run.objects.hooks["before_part"] = take_snapshot
+    run.objects.hooks["before stream", "/deltas/"] = take_snapshot
     await run.merge(closing)
     assert (run.version, taken) == (2, [None])
     await run.check(2)
@@ -176,7 +178,7 @@ async def test_a_set_that_is_closed_again_after_the_step_costs_the_state_and_not
         run.objects.hooks.clear()
         again.append(await run.close_again(closing))
 
-    run.objects.hooks["before_update"] = close_again
+    run.objects.hooks["before write", "/updates/"] = close_again
     await run.merge(closing)
     assert run.version == 1
     await run.merge(again[0])
@@ -191,7 +193,7 @@ async def test_a_merge_that_is_cancelled_after_the_step_leaves_no_state_behind(r
         is_stuck.set()
         await asyncio.Event().wait()
 
-    run.objects.hooks["before_update"] = be_stuck
+    run.objects.hooks["before write", "/updates/"] = be_stuck
     merging = asyncio.create_task(run.merge(closing))
     await is_stuck.wait()
     merging.cancel()

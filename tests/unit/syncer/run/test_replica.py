@@ -56,7 +56,7 @@ async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_commi
         await other.merge(closing)
         raise StoreUnavailableError("not now")
 
-    objects.hooks["before_update"] = merge_elsewhere
+    objects.hooks["before write", "/updates/"] = merge_elsewhere
     with heard_logs() as lines:
         async with served(driver.run) as replica, asyncio.timeout(5):
             replica.leases.renew("m0", "0" * 32, SystemClock().monotonic_s())

@@ -1,7 +1,7 @@
 """A collection deletes what no kept version takes, says so in the log first, and touches nothing else."""
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
+from tests.support.hooked_objects import HookedObjects
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 from tests.support.seeded_entropy import SeededEntropy
 
@@ -61,23 +62,22 @@ async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
 
 
 async def test_names_are_condemned_before_any_is_deleted_and_a_collection_that_died_then_is_finished() -> None:
-    class DyingObjects(DictObjects):
-        is_dying = True
-
-        async def delete(self, names: Sequence[str]) -> None:
-            if self.is_dying:
-                assert set(names) == {f"{driver.log.prefix}/{name}" for name in driver.log.state.condemned}
-                raise StoreUnavailableError("gone")
-            await super().delete(names)
-
-    objects = DyingObjects()
+    objects = HookedObjects()
     driver = await trained(4, objects)
+    deleted: list[str] = []
+
+    async def die() -> None:
+        deleted.extend(driver.log.state.condemned)
+        raise StoreUnavailableError("gone")
+
+    objects.hooks["before delete", ""] = die
     with pytest.raises(StoreUnavailableError):
         await collected(driver, 1)
-    objects.is_dying = False
+    objects.hooks.clear()
     position = driver.log.state.position
-    assert set(await collected(driver, 1)) == driver.log.state.condemned
+    assert sorted(await collected(driver, 1)) == sorted(deleted) != []
     assert driver.log.state.position == position
+    assert driver.log.state.condemned == set(deleted)
 
 
 async def test_pending_deltas_and_frozen_sets_stay() -> None:
@@ -106,21 +106,6 @@ async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> 
     assert not left.exists()
 
 
-class InterruptedObjects(DictObjects):
-    """What a reader sees of another's objects; once, before it reads a blob, something happens to them."""
-
-    def __init__(self, shared: DictObjects, happen: Happening) -> None:
-        super().__init__()
-        self.objects = shared.objects
-        self._happening = [happen]
-
-    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        while self._happening:
-            await self._happening.pop()()
-        async for piece in super().stream(name, offset=offset):
-            yield piece
-
-
 async def _verify(run: Run) -> None:
     report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.problems == ()
@@ -144,7 +129,15 @@ async def _roll_back(run: Run) -> None:
 async def race(driver: Driver, read: Read, happen: Happening) -> None:
     """Lets a process read that knows the log as it is now, with something happening in between."""
     assert isinstance(driver.objects, DictObjects)
-    objects, entropy = InterruptedObjects(driver.objects, happen), SeededEntropy(random.Random(1))
+    objects = HookedObjects()
+    objects.objects = driver.objects.objects
+
+    async def happen_once() -> None:
+        objects.hooks.clear()
+        await happen()
+
+    objects.hooks["before stream", ""] = happen_once
+    entropy = SeededEntropy(random.Random(1))
     log = RunLog(objects, driver.log.spec, clock=SystemClock(), entropy=entropy, writer="reader")
     run = Run(log, InlineWorkers())
     await run.log.tail()

@@ -1,6 +1,7 @@
 """A collection takes whole drafts that lost the name, long ago, and no run that ever had it."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -12,26 +13,20 @@ from skerry_syncer.store.errors import StoreUnavailableError
 from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.maintenance.drafts import NamelessRun, delete_nameless, nameless_runs
 from skerry_syncer.store.store import Store
-from tests.support.dict_objects import DictObjects
+from tests.support.hooked_objects import HookedObjects
 
 LOST, WINNER, OLDER, YOUNG = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))
 DAY_S = 86_400.0
 
 
-class WatchedObjects(DictObjects):
-    """Objects by a clock that a test sets; something may happen to them after each deletion."""
+class DraftedObjects(HookedObjects):
+    """Objects by a clock that a test sets, and the store on them."""
 
     def __init__(self) -> None:
         super().__init__(unix=lambda: self.now_s)
         self.now_s = 0.0
-        self.then: Callable[[Store], Awaitable[None]] | None = None
         self.store = Store(self, clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="test")
-
-    async def delete(self, names: Sequence[str]) -> None:
-        await super().delete(names)
-        if self.then is not None:
-            await self.then(self.store)
 
     def lost(self) -> dict[str, tuple[bytes, float]]:
         """The objects of the run that lost the name."""
@@ -44,9 +39,9 @@ async def draft(store: Store, uid: str) -> None:
 
 
 @pytest.fixture
-async def objects() -> WatchedObjects:
+async def objects() -> DraftedObjects:
     """A name that one run had and lost, another has, a third never got, and a fourth may still get."""
-    objects = WatchedObjects()
+    objects = DraftedObjects()
     store = objects.store
     for uid in (LOST, OLDER, WINNER):
         await draft(store, uid)
@@ -58,13 +53,13 @@ async def objects() -> WatchedObjects:
     return objects
 
 
-async def old_draft(objects: WatchedObjects) -> NamelessRun:
+async def old_draft(objects: DraftedObjects) -> NamelessRun:
     (run,) = await nameless_runs(objects.store, "run", modified_before_unix_s=DAY_S)
     return run
 
 
 async def test_only_an_old_draft_that_never_had_the_name_may_go_and_a_deleted_run_if_asked_for(
-    objects: WatchedObjects,
+    objects: DraftedObjects,
 ) -> None:
     before = dict(objects.objects)
     sizes = [len(data) for data, _ in objects.lost().values()]
@@ -74,25 +69,25 @@ async def test_only_an_old_draft_that_never_had_the_name_may_go_and_a_deleted_ru
     assert objects.objects == before
 
 
-async def test_a_draft_goes_whole_and_nothing_else_does(objects: WatchedObjects) -> None:
+async def test_a_draft_goes_whole_and_nothing_else_does(objects: DraftedObjects) -> None:
     others = {name: value for name, value in objects.objects.items() if name not in objects.lost()}
     assert await delete_nameless(objects.store, await old_draft(objects), modified_before_unix_s=DAY_S)
     assert objects.objects == others
 
 
-async def _dies(_store: Store) -> None:
+async def _dies() -> None:
     raise StoreUnavailableError("gone")
 
 
 async def test_a_deletion_that_was_cut_off_leaves_nothing_to_open_and_is_finished_by_the_next(
-    objects: WatchedObjects,
+    objects: DraftedObjects,
 ) -> None:
-    objects.then = _dies
+    objects.hooks["after delete", ""] = _dies
     with pytest.raises(StoreUnavailableError):
         await delete_nameless(objects.store, await old_draft(objects), modified_before_unix_s=DAY_S)
     assert f"runs/run/{LOST}/run.json" not in objects.lost(), "it can't be opened"
     assert objects.lost()
-    objects.then = None
+    objects.hooks.clear()
     assert await delete_nameless(objects.store, await old_draft(objects), modified_before_unix_s=DAY_S)
     assert not objects.lost()
 
@@ -109,12 +104,12 @@ async def _pushes(store: Store) -> None:
 @pytest.mark.parametrize("comes_back", [_publishes, _pushes])
 @pytest.mark.parametrize("is_before", [True, False])
 async def test_a_creator_who_comes_back_meanwhile_keeps_the_run_whole(
-    objects: WatchedObjects, comes_back: Callable[[Store], Awaitable[None]], is_before: bool
+    objects: DraftedObjects, comes_back: Callable[[Store], Awaitable[None]], is_before: bool
 ) -> None:
     run, before = await old_draft(objects), objects.lost()
     if is_before:
         await comes_back(objects.store)
     else:
-        objects.then = comes_back
+        objects.hooks["after delete", ""] = partial(comes_back, objects.store)
     assert not await delete_nameless(objects.store, run, modified_before_unix_s=DAY_S)
     assert before.keys() <= objects.lost().keys()

@@ -8,13 +8,14 @@ import pytest
 
 from skerry.runtime.identifiers import SystemEntropy
 from skerry_syncer.server import ServerSettings, serving
-from skerry_syncer.store.errors import StoreError, StoreFullError, StoreUnavailableError, StoreURLError
+from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError, StoreURLError
 from skerry_syncer.store.maintenance import options
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import MARKER
 from skerry_syncer.store.objects.put_if_absent import check_put_if_absent
 from tests.support.dict_objects import DictObjects
 from tests.support.heard_logs import heard_logs
+from tests.support.hooked_objects import HookedObjects
 
 
 class ForgetfulObjects(DictObjects):
@@ -22,19 +23,6 @@ class ForgetfulObjects(DictObjects):
 
     async def create(self, name: str, data: bytes) -> None:
         self.objects.pop(name, None)
-        await super().create(name, data)
-
-
-class FailingObjects(DictObjects):
-    """Objects whose first creates fail."""
-
-    def __init__(self, *failures: StoreError) -> None:
-        super().__init__()
-        self.failures = list(failures)
-
-    async def create(self, name: str, data: bytes) -> None:
-        if self.failures:
-            raise self.failures.pop(0)
         await super().create(name, data)
 
 
@@ -62,7 +50,14 @@ async def test_a_store_that_creates_a_name_twice_is_refused_by_all_who_write(mon
 
 
 async def test_a_syncer_waits_for_a_store_that_is_away_and_serves_one_that_is_full() -> None:
-    away = StoreUnavailableError("away")
+    failures = [StoreFullError("full"), StoreUnavailableError("away"), StoreUnavailableError("away")]
+    objects = HookedObjects()
+
+    async def fail() -> None:
+        if failures:
+            raise failures.pop()
+
+    objects.hooks["before create", ""] = fail
     with heard_logs() as lines:
-        await start(FailingObjects(away, away, StoreFullError("full")))
+        await start(objects)
     assert [line["attempt"] for line in lines if "does not answer" in line["event"]] == [1, 2]

@@ -37,17 +37,6 @@ def test_the_commands_are_those_that_are_promised() -> None:
 
 
 @pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
-def test_every_help_has_an_example_that_names_the_command(
-    words: tuple[str, ...], command: click.Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert failures.run(cli, [*words, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "Example" in shown
-    assert "skerry " + " ".join(words) in shown.partition("Example")[2]
-    assert command.help, "a sentence that says what it does"
-
-
-@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
 def test_every_option_and_the_run_have_a_variable_and_a_key_in_the_settings_file(
     words: tuple[str, ...], command: click.Command
 ) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from skerry.cli import failures
-from skerry.cli.main import cli
 from skerry.cli.watch_state import WatchState, learner_state, unmerged_text
 from skerry.cli.watch_view import draw, sparkline
 from skerry.v1 import types_pb2 as v1
@@ -141,16 +138,6 @@ def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> No
     assert lines["demo"] == ["open", "position", "4", "2", "live,", "1", "participating"]
     assert (lines["eu"][1], lines["us"][1]) == ("live", "participating")
     assert lines["head"] == ["1.5k", "3", "1", "1", "75%", "1.5", "kB"]
-
-
-def test_the_help_explains_every_column(capsys: pytest.CaptureFixture[str]) -> None:
-    _, learners, fragments = shown(started(v1.LearnerStatus(learner_id="us"))).split("\n\n")
-    assert failures.run(cli, ["watch", "--help"]) == 0
-    legend = capsys.readouterr().out
-    columns = re.split(r"\s{2,}", f"{learners.splitlines()[0].strip()}  {fragments.splitlines()[0].strip()}")
-    assert len(columns) == 23
-    for column in columns:
-        assert re.search(rf"^ +([a-z ]+, )?{column}[, ]", legend, re.MULTILINE), column
 
 
 def test_a_sparkline_spans_its_own_range() -> None:

@@ -97,7 +97,6 @@ def test_merge_rules_change_fragment_by_fragment() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        v1.Policy(inner_step_count=0),
         v1.Policy(outer=v1.OuterOptimizer(learning_rate=0.0)),
         v1.Policy(outer=v1.OuterOptimizer(name="adam", learning_rate=0.5)),
         v1.Policy(merge=99),  # type: ignore[arg-type]  # a later version's

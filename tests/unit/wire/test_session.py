@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
 from skerry.wire.digests import delta_digest, tree_digest
 from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.messages import encoding_from_message
 from skerry.wire.safetensors import TensorFileReader
 
 Json = dict[str, Any]
@@ -57,13 +59,9 @@ class Stranger:
         self.target: Json = {}
 
     def attach(self, step: Json) -> None:
-        policy = step["response"]["attached"]["run"]["policy"]
-        assert policy["delta_encoding"] | {"compressor": ""} == {
-            "codec": "CODEC_INT4",
-            "block": ENCODING.block,
-            "vector_codec": "CODEC_FLOAT32",
-            "compressor": "",
-        }
+        stated = step["response"]["attached"]["run"]["policy"]["delta_encoding"]
+        encoding = encoding_from_message(json_format.ParseDict(stated, types_pb2.Encoding()))
+        assert replace(encoding, compressor=Compressor.NONE) == ENCODING
 
     def pull(self, step: Json) -> None:
         plan = step["plan"]

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
+import pytest
 
-from skerry import Policy, RunClosedError, WorkRefusedError
+from skerry import Policy, RunClosedError, WorkRefusedError, errors
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.errors import error_of
 from skerry.exchange.fragment import FragmentExchange
@@ -200,13 +201,18 @@ async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and
         assert (world.session.position, world.session.problem) == (9, None)
 
 
-async def test_of_a_delta_that_was_cut_only_what_the_syncer_does_not_have_is_sent_again() -> None:
+@pytest.mark.parametrize("reason", ["UNREACHABLE", "STORE_ROLLED_BACK"])
+async def test_of_a_delta_that_was_cut_only_what_the_syncer_does_not_have_is_sent_again(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_LOST_STORE_WAIT_S", 0.001)
+
     def stored(_: v1.QueryPushRequest) -> v1.QueryPushResponse:
         begin, end = world.pushes[0][1], world.pushes[0][3]
         part = v1.StoredPart(first=begin.part.first, numel=begin.part.numel, digest=end.part_end.digest)
         return v1.QueryPushResponse(state=v1.PUSH_STATE_PARTS_STORED, position=5, parts=[part])
 
-    async with living(push_delta=[UNREACHABLE, accepted], query_push=[stored]) as world:
+    async with living(push_delta=[error_of(reason, "cut"), accepted], query_push=[stored]) as world:
         await world.send()
         first, second = world.pushes
         assert first[0].header.delta_id == second[0].header.delta_id

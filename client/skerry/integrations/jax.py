@@ -98,6 +98,8 @@ class JaxParameters(ArrayParameters):
     def __init__(self, tree: PyTree) -> None:
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
         self._arrays = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+        if len(self._arrays) < len(leaves):
+            raise ValueError("two leaves have the same path once its parts are joined by dots")
         for name, leaf in self._arrays.items():
             if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ValueError(

@@ -98,6 +98,7 @@ def test_a_sharded_pytree_whose_memory_is_donated_learns_and_ends_with_the_runs_
         ({"a": jnp.ones(2), "step": jnp.zeros((), jnp.int32)}, "leaf=step, type=int32"),
         ({"a": jnp.ones(2), "odd": jnp.zeros(2, jnp.float8_e4m3fn)}, "leaf=odd, type=float8_e4m3fn"),
         ({"a": np.ones(2, np.float32)}, "only floating-point arrays of JAX"),
+        ({"a.b": jnp.ones(2), "a": {"b": jnp.ones(2)}}, "the same path"),
         ({"a": jnp.ones((0, 2))}, "no array to train"),
     ],
 )

@@ -52,8 +52,8 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
-            address in memory and different shapes or strides, they are on more than one device, or a DTensor is cut in
-            a way that `region_of` does not know.
+            name or one address in memory and different shapes or strides, they are on more than one device, or a
+            DTensor is cut in a way that `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -326,19 +326,30 @@ def _unfit(tensor: torch.Tensor) -> str | None:
         except (RuntimeError, TypeError) as error:
             kind, cause = type(part).__name__, str(error).partition("\n")[0]
             reason = f"its tensor type can't be read and written ({kind}: {cause}). Train a plain tensor"
+    elif any(size > 1 and not stride for size, stride in zip(part.shape, part.stride(), strict=True)):
+        reason = "several of its elements are one place in memory. Train a copy of it, as clone() makes"
     return reason
 
 
 def _own_names(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Returns each of the model's tensors, given by their paths, by its own name."""
+    """Returns each of the model's tensors, given by their paths, by its own name.
+
+    Raises:
+        ValueError: two have the same name.
+    """
     wrapped = {
         f"{path}.{attribute}".removeprefix(".")
         for path, module in model.named_modules()
         if (attribute := wrapped_attribute(module)) is not None
     }
-
-    def own_name(path: str) -> str:
-        paths = accumulate(path.split("."), lambda parent, attribute: f"{parent}.{attribute}")
-        return ".".join(path.rpartition(".")[2] for path in paths if path not in wrapped)
-
-    return {own_name(path): tensor for path, tensor in tensors}
+    named: dict[str, torch.Tensor] = {}
+    for path, tensor in tensors:
+        above = accumulate(path.split("."), lambda parent, attribute: f"{parent}.{attribute}")
+        name = ".".join(part.rpartition(".")[2] for part in above if part not in wrapped)
+        if name in named:
+            raise ValueError(
+                "two parameters have the same name once wrappers are left out. Rename one, or pass a mapping of names "
+                f"to tensors instead of the module. name={name}, path={path}"
+            )
+        named[name] = tensor
+    return named

@@ -133,6 +133,13 @@ def test_a_submodule_that_is_called_like_a_wrapper_s_keeps_its_name() -> None:
     assert names == {"weight": 12, "module.weight": 12, "module._orig_mod.weight": 5}
 
 
+def test_two_parameters_of_one_name_are_refused_with_both_paths() -> None:
+    wrapper = nn.DataParallel(nn.Linear(2, 2, bias=False))
+    wrapper.register_parameter("weight", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"pass a mapping.*name=weight, path=module\.weight"):
+        TorchParameters(wrapper)
+
+
 @pytest.mark.parametrize("model", [nn.Identity(), nn.Linear(2, 2).requires_grad_(False), {}])
 def test_a_model_with_nothing_to_train_is_refused_with_the_reason(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="no trainable parameter"):
@@ -282,6 +289,7 @@ _ODD: dict[str, Callable[[], torch.Tensor]] = {
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)], layout=torch.jagged),
     "meta": lambda: torch.zeros(4, device="meta"),
     "lazy": nn.parameter.UninitializedParameter,
+    "expanded": lambda: torch.zeros(1, 4).expand(4, 4),
 }
 _UNTRAINED: dict[str, Callable[[], torch.Tensor]] = {
     "uint8": lambda: torch.zeros(4, 4, dtype=torch.uint8),

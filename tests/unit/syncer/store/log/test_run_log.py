@@ -36,14 +36,6 @@ def entry_count(bench: Bench) -> int:
 
 
 @on_virtual_time
-async def test_appends_that_wait_together_share_one_entry(bench: Bench) -> None:
-    log = await bench.log()
-    answers = await asyncio.gather(*(log.append([bench.policy()]) for _ in range(50)))
-    assert all(outcome.rejection is None for answer in answers for outcome in answer)
-    assert entry_count(bench) == 1
-
-
-@on_virtual_time
 async def test_what_waits_while_an_entry_is_written_goes_into_the_next(bench: Bench) -> None:
     log = await bench.log(lambda operation, _: Fault(latency_s=1.0))
     early = asyncio.ensure_future(log.append([bench.policy()]))

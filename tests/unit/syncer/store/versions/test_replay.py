@@ -197,18 +197,6 @@ async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: py
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
-async def test_a_damaged_update_is_named_and_told_apart_from_a_missing_version() -> None:
-    driver = await trained(2)
-    with pytest.raises(ObjectMissingError):
-        await replayer(driver).weights_at(3)
-    commit = driver.log.state.fragments[FRAGMENT].versions[1].commit
-    assert commit is not None
-    await driver.damage(commit.commit.update[0].name)
-    with pytest.raises(UnreadableObjectError) as caught:
-        await replayer(driver).weights_at(2)
-    assert caught.value.name == commit.commit.update[0].name
-
-
 async def test_a_state_that_could_not_be_loaded_is_torn_and_refused() -> None:
     driver = await trained(1)
     initial = driver.log.state.fragments[FRAGMENT].versions[0]

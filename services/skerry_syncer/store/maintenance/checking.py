@@ -2,8 +2,8 @@
 
 Three things are checked. The *log*: each entry has its predecessor's digest, and each delta has one fate. The *chain*:
 weights from a snapshot and the updates after it have the digest of every version. The *replay*: rounds whose deltas are
-retained are merged again, and weights, update and residual must agree to the bit. Versions that are forgotten and objects
-that were collected can't be checked; that is not a problem, and it is none if it happens while they are checked.
+retained are merged again, and weights, update and residual must agree to the bit. Versions that are forgotten, and
+objects that were collected, can't be checked; that is no problem, even if it happens while they are checked.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Learner(ArrayLearner):
         group = process_group_of(model, process_group)
         self.trained_ids: Final = {id(tensor) for tensor in _tensors_of(model)}
         _leave_earlier(self.trained_ids)
-        self._look_again: Callable[[], None] = lambda: None
+        self.look_again: Callable[[], None] = lambda: None  # before a step, at weights that were loaded
         if group is None:
             parameters = TorchParameters(model, copies)
             try:
@@ -95,7 +95,7 @@ class Learner(ArrayLearner):
                 parameters.release()
                 raise
             self.when_left(parameters.release)
-            self._look_again = parameters.look_again
+            self.look_again = parameters.look_again
         else:
             self._begin(ManyRanks(group, model, options, copies=copies))
         _LEARNERS.add(self)
@@ -168,7 +168,25 @@ def attach(
             "the optimizer trains none of the model's parameters. Make it after the model is moved and converted, from "
             "this model's parameters()"
         )
-    return _Attached(model, inner, count_tokens, **options)
+    learner = Learner(model, **options)
+    has_gpu = torch.cuda.is_available()
+
+    def stepped(stepping: torch.optim.Optimizer, *_: object) -> None:
+        if has_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the optimizer's step is captured in a CUDA graph, whose replays would count no step: make a Learner "
+                "in place of attach(), and call its step() after each replay"
+            )
+        # Of a fused optimizer GradScaler leaves it to the device whether the step is skipped.
+        if (found_inf := getattr(stepping, "found_inf", None)) is None or not found_inf.item():
+            learner.step(count_tokens())
+
+    for hook in (
+        inner.register_step_pre_hook(_untraced(lambda *_: learner.look_again())),
+        inner.register_step_post_hook(_untraced(stepped)),
+    ):
+        learner.when_left(hook.remove)
+    return learner
 
 
 def token_counter(tokens_per_step: int | Callable[[], int]) -> Callable[[], int]:
@@ -183,36 +201,6 @@ def token_counter(tokens_per_step: int | Callable[[], int]) -> Callable[[], int]
     if token_count < 1:
         raise ValueError(f"tokens_per_step must be at least 1. tokens_per_step={token_count}")
     return lambda: token_count
-
-
-class _Attached(Learner):
-    """A learner that steps with an optimizer."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module | Mapping[str, torch.Tensor],
-        optimizer: torch.optim.Optimizer,
-        count_tokens: Callable[[], int],
-        **options: Unpack[TorchOptions],
-    ) -> None:
-        super().__init__(model, **options)
-        has_gpu = torch.cuda.is_available()
-
-        def stepped(stepping: torch.optim.Optimizer, *_: object) -> None:
-            if has_gpu and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "the optimizer's step is captured in a CUDA graph, whose replays would count no step: make a "
-                    "Learner in place of attach(), and call its step() after each replay"
-                )
-            # Of a fused optimizer GradScaler leaves it to the device whether the step is skipped.
-            if (found_inf := getattr(stepping, "found_inf", None)) is None or not found_inf.item():
-                self.step(count_tokens())
-
-        for hook in (
-            optimizer.register_step_pre_hook(_untraced(lambda *_: self._look_again())),
-            optimizer.register_step_post_hook(_untraced(stepped)),
-        ):
-            self.when_left(hook.remove)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -216,8 +216,6 @@ class Attachment:
                 self._on_status(event.status_changed)
             case "draining":
                 _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
-            case _:
-                pass  # events for observers, and kinds that later versions may add
 
     def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:

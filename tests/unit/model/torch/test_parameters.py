@@ -55,12 +55,8 @@ class _Pair(nn.Module):
         self.first.data, self.second.data = first, second
 
 
-def _same(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return buffer, buffer
-
-
 _LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], int | None]] = {
-    "one storage": (_same, 1),
+    "one storage": (lambda buffer: (buffer, buffer), 1),
     "one view": (lambda buffer: (buffer[2:], buffer[2:]), 1),
     "halves": (lambda buffer: (buffer[:4], buffer[4:]), 2),
     "columns": (lambda buffer: (buffer[:, :3], buffer[:, 3:]), 2),
@@ -92,14 +88,6 @@ def test_what_shares_memory_is_one_tensor_or_refused_by_name(kind: str, layout: 
     parameters.add(fragment, np.ones(fragment.numel, np.float32))()
     for tensor in pair.values():
         assert (tensor == 1).all()
-
-
-def test_what_is_frozen_and_shares_memory_with_what_is_trained_is_not_compared() -> None:
-    model = _Pair(*_same(torch.zeros(8, 8)))
-    model.first.requires_grad_(False)
-    parameters = TorchParameters(model)
-    assert [tensor.name for tensor in parameters.tensors] == ["second"]
-    assert parameters.untrained() == ()
 
 
 def test_wrappers_do_not_change_names(one_process_group: None) -> None:

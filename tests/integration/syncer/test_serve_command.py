@@ -27,6 +27,7 @@ from tests.support.raw_learner import (
 from tests.support.serve_process import serve_process
 
 MEMORY = ("--store", "memory://")
+NEW = ("--new-store", "--store", "file://{keys}/store")
 PAIR = ("--tls-cert", "{keys}/a.example.pem", "--tls-key", "{keys}/a.example.key")
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("--new-store", "--store", "ftp://nowhere"), "scheme is not known"),
@@ -39,9 +40,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         for listen in ("0.0.0.0:0", "[::]:0", "192.0.2.7:50051", "example.net:50051")
         for way in ("skerry keys", "--tls-cert", "127.0.0.1", "--insecure")
     ),
-    ((*MEMORY, "--listen", "127.0.0.1:{taken}"), "can't listen on the address. listen=127.0.0.1:{taken}"),
-    ((*MEMORY, "--listen", "127.0.0.1:{taken}", *PAIR), "can't listen on the address"),
-    ((*MEMORY, "--metrics", "127.0.0.1:{taken}"), "can't listen on the address. metrics=127.0.0.1:{taken}"),
+    ((*NEW, "--listen", "127.0.0.1:{taken}"), "can't listen on the address. listen=127.0.0.1:{taken}"),
+    ((*NEW, "--metrics", "127.0.0.1:{taken}"), "can't listen on the address. metrics=127.0.0.1:{taken}"),
     ((*MEMORY, "--tls-cert", "{keys}/a.example.pem"), "must be given together"),
     ((*MEMORY, "--tls-client-ca", "{keys}/ca.pem"), "needs the server's own certificate"),
     ((*MEMORY, "--tls-cert", "{keys}/us.pem", "--tls-key", "{keys}/us.key"), "--tls-cert is a client's certificate"),

@@ -206,15 +206,6 @@ def gc(
     if is_all == (run is not None) or (is_all and uid is not None):
         raise click.UsageError("give either a run or --all")
 
-    async def delete_drafts(store: Store, name: str, before: float) -> list[NamelessRun]:
-        drafts = await nameless_runs(store, name, modified_before_unix_s=before, includes_deleted=deleted_runs)
-        return [
-            draft
-            for draft in drafts
-            if uid in (None, draft.uid)
-            and (not yes or await delete_nameless(store, draft, modified_before_unix_s=before))
-        ]
-
     async def collect_run(store: Store, name: str, before: float) -> tuple[CollectionPlan, bool]:
         run_uid = uid or await resolved(store, name)
         log = (await (store.open_run(name, run_uid) if yes else store.read_run(name, run_uid))).log
@@ -236,7 +227,12 @@ def gc(
             now_unix_s = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
             before = now_unix_s - litter_age
             for name in await store.objects.folders("runs") if run is None else [run]:
-                drafts = await delete_drafts(store, name, before)
+                drafts = await nameless_runs(store, name, modified_before_unix_s=before, includes_deleted=deleted_runs)
+                drafts = [draft for draft in drafts if uid in (None, draft.uid)]
+                if yes:
+                    drafts = [
+                        each for each in drafts if await delete_nameless(store, each, modified_before_unix_s=before)
+                    ]
                 plan, is_damaged = CollectionPlan(), False
                 if not (drafts or is_all) or (uid is None and any((await store.name_history(name))[-1:])):
                     plan, is_damaged = await collect_run(store, name, before)

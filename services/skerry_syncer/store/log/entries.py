@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from skerry.wire.codecs import Encoding
-from skerry.wire.layout import FragmentLayout, TensorSpec
+from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.store.errors import NewerFormatError
@@ -377,10 +377,7 @@ class RunSpec:
         check_format(values["format"])
         if not values["fragments"]:
             raise ValueError("a run has at least one fragment")
-        fragments = tuple(
-            FragmentLayout(f["name"], tuple(TensorSpec(t["name"], tuple(t["shape"])) for t in f["tensors"]))
-            for f in values["fragments"]
-        )
+        fragments = msgspec.convert(values["fragments"], tuple[FragmentLayout, ...])
         dtypes = {t["name"]: t["dtype"] for f in values["fragments"] for t in f["tensors"]}
         untrained = msgspec.convert(values.get("untrained", ()), tuple[UntrainedTensor, ...])
         return cls(values["name"], values["uid"], fragments, dtypes, values["created_at_unix_s"], untrained)

@@ -19,7 +19,7 @@ import contextlib
 import json
 import os
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.request import proxy_bypass
@@ -177,7 +177,7 @@ class Replicas:
         if self.proxy and not self.has_tls:
             _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
         self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
-        self._orders: dict[int, deque[Replica]] = {}  # by the number of the connection
+        self._turns: Counter[int] = Counter()  # the place of the next replica, by the number of the connection
         # A proxy wants names as they are.
         self._looks_up_at_s = float("-inf") if any(map(_is_name, targets)) and not self.proxy else float("inf")
         self._vigil = Vigil(self)
@@ -201,25 +201,22 @@ class Replicas:
         """
         if not self._is_closed and asyncio.get_running_loop().time() >= self._looks_up_at_s:
             await self._look_up()
-        order = self._orders.setdefault(number, deque())
-        for replica in tuple(order):
-            if replica not in self._replicas.values():
-                order.remove(replica)
-        order.extend(replica for replica in self._replicas.values() if replica not in order)
-        for replica in tuple(order):  # other calls turn the order meanwhile
+        for replica in self:
             if not self._is_closed:
                 await replica.renew(number)
-        if len(order) > 1:
-            loop = asyncio.get_running_loop()
-            deadline_s = loop.time() + _CONNECT_S
-            # gRPC would tell of changes too, but waiting for one of several channels leaves watches of the others.
-            while not self._is_closed and not _has_ready(order, number) and loop.time() < deadline_s:  # noqa: ASYNC110 - no event to wait for
-                await asyncio.sleep(_LOOK_S)
-        if self._is_closed:
-            raise error_of("UNREACHABLE", "connection is closed")
-        order.rotate(-1)
-        self._vigil.begin()
-        return order[-1].connection(number)
+        replicas, loop = list(self._replicas.values()), asyncio.get_running_loop()
+        turn, deadline_s = self._turns[number] % len(replicas), loop.time() + _CONNECT_S
+        order = replicas[turn:] + replicas[:turn]
+        # gRPC would tell of changes too, but waiting for one of several channels leaves watches of the others.
+        while not self._is_closed:
+            ready = [replica for replica in order if replica.is_ready(number)]
+            if ready or len(order) == 1 or loop.time() >= deadline_s:
+                chosen = (ready or order)[0]
+                self._turns[number] = replicas.index(chosen) + 1
+                self._vigil.begin()
+                return chosen.connection(number)
+            await asyncio.sleep(_LOOK_S)
+        raise error_of("UNREACHABLE", "connection is closed")
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
@@ -247,15 +244,6 @@ class Replicas:
         for replica in gone.values():
             if not replica.is_called:
                 await replica.close()
-
-
-def _has_ready(order: deque[Replica], number: int) -> bool:
-    """Moves the next replica that is ready to the front, and says whether there is one."""
-    states = [replica.is_ready(number) for replica in order]
-    if True not in states:
-        return False
-    order.rotate(-states.index(True))
-    return True
 
 
 def proxy_of(target: str) -> str:

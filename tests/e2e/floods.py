@@ -9,27 +9,25 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import ssl
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import numpy as np
 
+from skerry import ArrayLearner
 from skerry.v1 import capabilities_pb2 as capabilities
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
-from skerry.wire.digests import delta_digest
-from skerry.wire.layout import FragmentLayout, TensorSpec
 from tests.support.http2 import PREFACE, header_block, http2
 from tests.support.made_keys import tls_of
 from tests.support.no_cloud import stay_here
-from tests.support.raw_learner import FLOAT32, Stubs, connected, hex_id, part_messages
+from tests.support.raw_learner import Stubs, connected
 
 CARELESS: Final = "careless"  # a learner
 _AT_ONCE: Final = 64
@@ -79,7 +77,8 @@ class Unfinished:
             for number, value in struct.iter_unpack(">HI", payload):
                 if number == 4:
                     self._windows = {
-                        one: size if one == 0 else size + value - self._initial for one, size in self._windows.items()
+                        stream: size + (value - self._initial if stream else 0)
+                        for stream, size in self._windows.items()
                     }
                     self._initial = value
             return http2(4, 1, 0, b"")
@@ -97,11 +96,13 @@ class Server:
     """The syncer that is flooded, and the client's keys."""
 
     def __init__(self, port: int, keys: Path) -> None:
+        self.target = f"127.0.0.1:{port}"
+        self.tls = tls_of(keys, CARELESS)
         self._port = port
         self._keys = keys
 
     def connected(self) -> contextlib.AbstractAsyncContextManager[Stubs]:
-        return connected(self._port, tls_of(self._keys, CARELESS))
+        return connected(self._port, self.tls)
 
     async def open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connects to say what no gRPC client says."""
@@ -154,32 +155,14 @@ async def streams(server: Server) -> None:
             await asyncio.sleep(0.001 if len(watches) < 1000 else 3600)
 
 
-@contextlib.asynccontextmanager
-async def _large_run(server: Server) -> AsyncIterator[tuple[Stubs, exchange.PullFragmentRequest]]:
-    """Yields how to pull 16 MiB of weights, of a run made for it."""
-    numel, request_id = 2**22, hex_id(random.Random(3))
-    async with server.connected() as stubs:
-        tensors = [types.Tensor(name="w", shape=[numel], dtype="float32")]
-        fragments = [types.Fragment(name="all", tensors=["w"])]
-        create = runs.CreateRunRequest(request_id=request_id, name="big", tensors=tensors, fragments=fragments)
-        uid = (await stubs.runs.CreateRun(create)).run.uid
-        header = exchange.PushHeader(
-            run="big", run_uid=uid, session_id=request_id, learner_id=CARELESS, delta_id=request_id, fragment="all"
-        )
-        header.base_version = -1
-        values = np.random.default_rng(1).standard_normal(numel).astype(np.float32)
-        layout = FragmentLayout("all", (TensorSpec("w", (numel,)),))
-        messages, digest = part_messages(values, layout, FLOAT32, 0, numel, cut=2**20)
-        complete = exchange.PushComplete(digest=delta_digest([(0, numel, digest)]))
-        whole = [exchange.PushDeltaRequest(header=header), *messages, exchange.PushDeltaRequest(complete=complete)]
-        await stubs.exchange.PushDelta(iter(whole))
-        await stubs.runs.CommitRun(runs.CommitRunRequest(name="big", run_uid=uid))
-        yield stubs, exchange.PullFragmentRequest(run="big", fragment="all", from_version=-1, is_newest=True)
-
-
 async def unread(server: Server) -> None:
-    """Begins 200 downloads and reads none of them."""
-    async with _large_run(server) as (stubs, request):
+    """Begins 200 downloads of 16 MiB of weights, and reads none of them."""
+    weights = {"w": np.random.default_rng(1).standard_normal(2**22).astype(np.float32)}
+    ArrayLearner(
+        weights, target=server.target, tls=server.tls, run="big", learner_id=CARELESS, create=True, fragment_count=1
+    ).close()
+    request = exchange.PullFragmentRequest(run="big", fragment="fragment-00", from_version=-1, is_newest=True)
+    async with server.connected() as stubs:
         calls = [stubs.exchange.PullFragment(request) for _ in range(200)]
         await asyncio.Event().wait()
         del calls

@@ -66,7 +66,9 @@ class TorchParameters:
         is_module = isinstance(model, torch.nn.Module)
         named = _own_names(model, model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         attached = _trainable(named, are_all=not is_module)
-        names = tied(_places(attached))
+        places = _places(named)
+        attached_places = {name: place for name, place in places.items() if name in attached}
+        names = tied(attached_places)
         self._trained = trained = {name: tensor for name, tensor in attached.items() if name not in names}
         self._tensors = {name: local_part(tensor.detach()) for name, tensor in trained.items()}
         self.regions = {name: region_of(name, tensor) for name, tensor in trained.items()}
@@ -90,8 +92,11 @@ class TorchParameters:
         self._watch = Watch(model, attached)
         self.release, self.look_again = self._watch.release, self._watch.look_again
         self._model = model
-        # Nobody has said which tensors by name are frozen: some may count batches.
-        others = named.keys() - attached.keys() if is_module else set()
+        # What shares memory with trained tensors changes with them. Nobody has said which tensors by name are frozen:
+        # some may count batches.
+        addresses = {place.address for place in attached_places.values()}
+        changing = {name for name, place in places.items() if place.address in addresses}
+        others = named.keys() - attached.keys() - changing if is_module else set()
         self._frozen = {name: tensor for name, tensor in named.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
 

@@ -90,6 +90,15 @@ def test_what_shares_memory_is_one_tensor_or_refused_by_name(kind: str, layout: 
         assert (tensor == 1).all()
 
 
+def test_what_is_frozen_and_shares_memory_with_what_is_trained_is_not_compared() -> None:
+    buffer = torch.zeros(8, 8)
+    model = _Pair(buffer, buffer)
+    model.first.requires_grad_(False)
+    parameters = TorchParameters(model)
+    assert [tensor.name for tensor in parameters.tensors] == ["second"]
+    assert parameters.untrained() == ()
+
+
 def test_wrappers_do_not_change_names(one_process_group: None) -> None:
     plain = TorchParameters(StrangersModel()).tensors
     wrappings: list[Any] = [

@@ -138,17 +138,6 @@ def test_that_nobody_answers_is_said_within_the_time_given() -> None:
     assert time.monotonic() - begin_s < 10
 
 
-def test_a_newer_session_fences_the_older_which_trains_on_alone(target: str) -> None:
-    problem = Quadratic()
-    with _attached(target, problem=problem) as older, _attached(target):
-        train_until([(problem, older)], lambda: older.failure is not None)
-        assert getattr(older.failure, "reason", "") == "SESSION_FENCED"
-        before = older.stats.step_count
-        older.step(tokens=8)
-        assert (older.stats.step_count, older.stats.is_attached) == (before + 1, False)
-        assert older.flush(30)
-
-
 def _train_three_steps(target: str, ending: type[BaseException]) -> ArrayLearner:
     """Takes three steps in `with`, and leaves it by an exception."""
     learner = _attached(target)

@@ -45,19 +45,7 @@ class WireError(Exception):
 
 
 class NonFiniteError(WireError):
-    """A tensor holds NaN, an infinity, or a magnitude above what its codec carries.
-
-    `tensor` is its name, `element` the position of the first such value within it.
-    """
-
-    def __init__(self, *, tensor: str, element: int, value: float) -> None:
-        super().__init__(
-            WireReason.NON_FINITE,
-            f"value cannot be encoded. tensor={tensor}, element={element}, value={value}",
-        )
-        self.tensor = tensor
-        self.element = element
-        self.value = value
+    """A tensor holds NaN, an infinity, or a magnitude above what its codec carries; the message names the first one."""
 
 
 class FrameError(WireError):

@@ -220,8 +220,8 @@ def non_finite_error(values: NDArray[np.float32], layout: FragmentLayout, cut: C
     limit = LARGEST_FLOAT32 if cut.codec is Codec.FLOAT32 else LARGEST_SCALED
     offset = int(np.argmin(np.abs(values) <= limit))
     index = layout.tensor_at(cut.first + offset)
+    element = cut.first + offset - layout.offsets[index]
     return NonFiniteError(
-        tensor=layout.tensors[index].name,
-        element=cut.first + offset - layout.offsets[index],
-        value=float(values[offset]),
+        WireReason.NON_FINITE,
+        f"value cannot be encoded. tensor={layout.tensors[index].name}, element={element}, value={values[offset]}",
     )

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from skerry.cli import failures
-from skerry.wire.errors import NonFiniteError
+from skerry.wire.errors import NonFiniteError, WireReason
 
 
 def fail_with(error: BaseException) -> click.Command:
@@ -20,9 +20,9 @@ def fail_with(error: BaseException) -> click.Command:
 
 
 def test_a_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    error = NonFiniteError(tensor="head", element=3, value=float("nan"))
+    error = NonFiniteError(WireReason.NON_FINITE, "value cannot be encoded. tensor=head")
     assert failures.run(fail_with(error), []) == failures.ExitStatus.REFUSED
-    assert capsys.readouterr().err == "error: value cannot be encoded. tensor=head, element=3, value=nan [NON_FINITE]\n"
+    assert capsys.readouterr().err == "error: value cannot be encoded. tensor=head [NON_FINITE]\n"
 
 
 def test_wrong_usage_shows_the_usage_and_where_an_example_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,6 @@ from skerry_syncer.store.store import Store
 # Names in one entry, of about 150 bytes each: far below the size at which groups are split.
 _NAMES_AN_ENTRY: Final = 1000
 _BLOB_FOLDERS: Final = ("deltas", "snapshots", "updates")
-# How often a plan is made anew because the log moved on.
-_ATTEMPTS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -101,29 +99,23 @@ async def collect(
     keeps_quarantined: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> CollectionPlan:
-    """Condemns and deletes what `plan_collection` returns, and returns that.
+    """Condemns and deletes what `plan_collection` returns, and returns what went.
 
     Calls `progress` with (objects deleted, in all).
 
     Raises:
         StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
     """
+    plan = await plan_collection(
+        log, policy, litter_before_unix_s=litter_before_unix_s, keeps_quarantined=keeps_quarantined
+    )
     gone: list[ObjectInfo] = []
-    for _ in range(_ATTEMPTS):
-        plan = await plan_collection(
-            log, policy, litter_before_unix_s=litter_before_unix_s, keeps_quarantined=keeps_quarantined
-        )
-        total, is_outrun = len(gone) + len(plan.victims), False
-        for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
-            batch = plan.victims[start : start + _NAMES_AN_ENTRY]
-            if not await _condemn(log, batch):
-                is_outrun = True  # the log moved on, and an object of the batch is needed now
-                continue
+    for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
+        batch = plan.victims[start : start + _NAMES_AN_ENTRY]
+        if await _condemn(log, batch):  # else the log moved on, and an object of the batch is needed now
             await log.objects.delete([victim.name for victim in batch])
             gone += batch
-            progress(len(gone), total)
-        if not is_outrun:
-            break
+            progress(len(gone), len(plan.victims))
     return replace(plan, victims=tuple(gone))
 
 

@@ -49,15 +49,6 @@ class ObstoreObjects:
         with translated_errors("get", check_object_name(name)):
             return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
 
-    async def _range(self, name: str, start: int, length: int) -> obstore.GetResult | None:
-        """Returns what is in a range, `length` bytes at most; None if the object ends before it."""
-        try:
-            return await obstore.get_async(self.store, name, options={"range": (start, start + length)})
-        except exceptions.BaseError as error:
-            if any(sign in str(error) for sign in _END_SIGNS):
-                return None
-            raise
-
     async def write(self, name: str, chunks: Chunks) -> int:
         """Puts a blob, in pieces where it is large."""
         check_object_name(name)
@@ -90,15 +81,22 @@ class ObstoreObjects:
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`, one range after another."""
         check_object_name(name)
+        size_bytes = offset + 1  # at least, until an answer says it
         with translated_errors("stream", name):
-            while (answer := await self._range(name, offset, self._range_bytes)) is not None:
+            while offset < size_bytes:
+                span = (offset, offset + self._range_bytes)
+                try:
+                    answer = await obstore.get_async(self.store, name, options={"range": span})
+                except exceptions.BaseError as error:
+                    if any(sign in str(error) for sign in _END_SIGNS):
+                        return
+                    raise
                 async for piece in answer.stream(min_chunk_size=STREAM_CHUNK_BYTES):
                     view = memoryview(piece)
                     for start in range(0, len(view), STREAM_CHUNK_BYTES):
                         yield bytes(view[start : start + STREAM_CHUNK_BYTES])
                     offset += len(view)
-                if offset >= answer.meta["size"]:
-                    return
+                size_bytes = answer.meta["size"]
 
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""

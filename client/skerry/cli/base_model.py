@@ -54,13 +54,14 @@ class BaseModel:
         taken = self._recorded.keys() if self._recorded else set(self.unknown)
         self.tensors = {name: tensor for name, tensor in in_files.items() if name in taken}
 
-    def wide(self, *, is_wide: bool) -> dict[str, BaseTensor]:
+    def wide(self, *, is_wide: bool) -> dict[str, FileTensor]:
         """Returns the tensors whose elements have at least four bytes, or those whose have fewer.
 
         A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
         """
-        ordered = sorted(self.tensors.items(), key=lambda pair: -pair[1].place.item_bytes)
-        return {name: tensor for name, tensor in ordered if (tensor.place.item_bytes >= 4) == is_wide}
+        ordered = sorted(self.tensors, key=lambda name: -self.tensors[name].place.item_bytes)
+        places = {name: self.tensors[name].place for name in ordered}
+        return {name: place for name, place in places.items() if (place.item_bytes >= 4) == is_wide}
 
     def write(self, name: str, file: BinaryIO) -> None:
         """Writes a tensor's bytes, and takes note if they are not those of the run's creator."""

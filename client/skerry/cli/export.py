@@ -23,7 +23,7 @@ from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.v1.types_pb2 import Run
 from skerry.wire.messages import untrained_from_messages
-from skerry.wire.safetensors import checkpoint_header, tensor_bytes
+from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
@@ -173,24 +173,22 @@ def _downloaded(
 
 def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys: Mapping[str, str]) -> None:
     before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
-    own = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in run.tensors}
-    header, dtypes = checkpoint_header(
-        {keys[name]: own[name] for fragment in run.fragments for name in fragment.tensors},
-        before={name: tensor.place for name, tensor in before.items()},
-        behind={name: tensor.place for name, tensor in behind.items()},
-        dtype=dtype,
-        run=run.name,
-        uid=run.uid,
-        position=run.position,
-        versions={version.fragment: version.version for version in run.versions},
-    )
+    tensors = {tensor.name: tensor for tensor in run.tensors}
+    names = [name for fragment in run.fragments for name in fragment.tensors]
+    is_original = {name: dtype == "original" and tensors[name].dtype in WRITABLE_DTYPES for name in names}
+    dtypes = {name: tensors[name].dtype if is_original[name] else "float32" for name in names}
+    places = {keys[name]: (dtypes[name], tuple(tensors[name].shape)) for name in names}
+    versions = {version.fragment: version.version for version in run.versions}
+    # Loaders of model files expect the format.
+    metadata = {"format": "pt", "run": run.name, "uid": run.uid, "position": str(run.position)}
+    header = header_bytes({**before, **places, **behind}, metadata | {"versions": json.dumps(versions)})
     try:
         with shown_progress("exporting") as progress, replacing(path) as file:
             file.write(header)
             for name in before:
                 base.write(name, file)
             for name, values in pull(progress):
-                for piece in tensor_bytes(values, dtypes[keys[name]]):
+                for piece in tensor_bytes(values, dtypes[name]):
                     file.write(piece)
                 del values  # and with it its fragment, while the next is received
             for name in behind:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from operator import index as index_of
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -93,36 +92,6 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor]
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return _SIZE.pack(len(text)) + text
-
-
-def checkpoint_header(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    *,
-    dtype: str,
-    run: str,
-    uid: str,
-    position: int,
-    versions: Mapping[str, int],
-    before: Mapping[str, FileTensor] = MappingProxyType({}),
-    behind: Mapping[str, FileTensor] = MappingProxyType({}),
-) -> tuple[bytes, dict[str, str]]:
-    """Returns the start of a file with a run's weights, and the dtype by which each tensor is to be written.
-
-    With the dtype "original" that is its own (float32 where a file can't have it), else "float32". What comes before
-    and behind the weights is of other files.
-    """
-    dtypes = {
-        name: own if dtype == "original" and own in WRITABLE_DTYPES else "float32" for name, (own, _) in tensors.items()
-    }
-    metadata = {
-        "format": "pt",  # loaders of model files expect it
-        "run": run,
-        "uid": uid,
-        "position": str(position),
-        "versions": json.dumps(dict(versions)),
-    }
-    places = {name: (dtypes[name], shape) for name, (_, shape) in tensors.items()}
-    return header_bytes({**before, **places, **behind}, metadata), dtypes
 
 
 def tensor_bytes(values: NDArray[np.float32], dtype: str = "float32") -> Iterator[bytes]:

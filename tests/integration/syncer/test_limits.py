@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from skerry.v1 import capabilities_pb2
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import runs_pb2 as runs
 from skerry_syncer.access import limits
@@ -103,4 +104,5 @@ async def test_a_connection_takes_calls_however_many_were_given_up(stubs: Stubs)
         await push.write(exchange.PushDeltaRequest(header=header))
         watch.cancel()
         push.cancel()
-        assert (await stubs.runs.ListRuns(runs.ListRunsRequest(), timeout=10)).runs, number
+        answer = await stubs.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest(), timeout=10)
+        assert answer.api_version, number

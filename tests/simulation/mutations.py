@@ -154,7 +154,7 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Creator, "create_or_read", create_or_read)
 
 
-@_defect("network", 2, "every acknowledged delta")
+@_defect("proxies", 2, "every acknowledged delta")
 def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     """The client takes durable parts for an accepted delta, and so hears that of a push that is not complete."""
     ask = SimTransport.query_push
@@ -221,7 +221,7 @@ def _leaves_others_merges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundEngine, "decide", decide_own)
 
 
-@_defect("everything", 9, "a change of the policy")
+@_defect("roll-backs", 0, "a change of the policy")
 def _changes_an_old_policy(patch: pytest.MonkeyPatch) -> None:
     """A change of the policy is made from what the replica has folded, whatever comes before its entry."""
 

@@ -16,7 +16,7 @@ import click
 
 from skerry.net.tls import Tls, is_loopback
 from skerry.net.tls_options import PEM_FILE, checked
-from skerry.runtime.addresses import check_free, server_address
+from skerry.runtime.addresses import server_address
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
@@ -139,9 +139,6 @@ def serve(
             "`skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca, or listen on "
             "127.0.0.1, or pass --insecure if you trust every machine on the network."
         )
-    for option, address in (("--listen", listen), ("--metrics", metrics)):
-        if address is not None:
-            _check_free(option, address)
     log_to_stderr(log_level)
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -168,6 +165,8 @@ def serve(
         asyncio.run(_serve(objects, settings, store_url, port_file))
     except (StoreRefusedError, StoreURLError) as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
+    except OSError as error:  # both addresses are one, or another process was faster
+        raise click.ClickException(f"can't listen on an address. because={error}") from error
 
 
 def _tls(files: Tls) -> Tls | None:
@@ -188,16 +187,6 @@ def _deny_list(path: Path | None) -> DenyList | None:
         return None if path is None else DenyList(path, SystemClock())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--deny") from error
-
-
-def _check_free(option: str, address: str) -> None:
-    try:
-        check_free(server_address(address))
-    except OSError as error:
-        facts = f"{option.removeprefix('--')}={address}, because={error.strerror}"
-        raise click.BadParameter(
-            f"can't listen on the address. {facts}. Is another syncer running there?", param_hint=option
-        ) from error
 
 
 async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:

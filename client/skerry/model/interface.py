@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,32 +22,34 @@ UNLIMITED: Final = 2**30
 """A `moving_limit` for models whose vectors fit the memory."""
 
 
-class Place(NamedTuple):
-    """Where a tensor's elements are in memory."""
-
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def tied(places: Mapping[str, Place]) -> set[str]:
-    """Returns which tensors are an earlier one under another name.
+def tied(places: Mapping[str, NDArray[Any]]) -> set[str]:
+    """Returns which arrays are an earlier one under another name, with the same places for its elements.
 
     Raises:
-        ValueError: two begin at the same address, with their elements in different places.
+        ValueError: two share a part of their memory, or lie in it in different orders.
     """
     names: set[str] = set()
-    firsts: dict[int, str] = {}
-    for name, place in places.items():
-        first = firsts.setdefault(place.address, name)
-        if places[first] != place:
-            raise ValueError(
-                "two tensors share memory, but are not the same tensor under two names, so that a change of one is one "
-                f"of the other. Train a copy of one of them. first={first}, second={name}"
-            )
-        if first != name:
+    spans = {name: _span(array) for name, array in places.items()}
+    open_names: list[str] = []  # of those that end behind where the current one begins
+    for name in sorted(places, key=spans.__getitem__):
+        open_names = [other for other in open_names if spans[other][1] > spans[name][0]]
+        for other in (other for other in open_names if np.shares_memory(places[other], places[name])):
+            first, second = ((array.ctypes.data, array.shape, array.strides) for array in (places[other], places[name]))
+            if first != second:
+                raise ValueError(
+                    "two tensors share memory, but are not the same tensor under two names, so that a change of one is "
+                    f"one of the other. Train a copy of one of them. first={other}, second={name}"
+                )
             names.add(name)
+        open_names.append(name)
     return names
+
+
+def _span(array: NDArray[Any]) -> tuple[int, int]:
+    """Returns the address of an array's first byte, and of the one behind the last."""
+    reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
+    first = array.ctypes.data + sum(step for step in reach if step < 0)
+    return first, first + sum(map(abs, reach)) + array.itemsize
 
 
 class Parameters(Protocol):
@@ -114,8 +116,7 @@ class ArrayParameters:
     """NumPy arrays by name, updated in place. One array under two names is one tensor, under the first.
 
     Raises:
-        ValueError: an array can't be written to or does not hold floating-point numbers, or two begin at one address
-            in memory with different shapes or strides.
+        ValueError: an array can't be written to, does not hold floating-point numbers, or overlaps with another one.
     """
 
     encode: EncodeFrames = staticmethod(encode_frames)
@@ -133,8 +134,7 @@ class ArrayParameters:
         self._watched = {name: array for name, array in arrays.items() if array.size}
         if not self._watched:
             raise ValueError("there is no array to train")
-        places = {name: Place(array.ctypes.data, array.shape, array.strides) for name, array in self._watched.items()}
-        names = tied(places)
+        names = tied(self._watched)
         self._arrays: dict[str, Any] = {name: array for name, array in self._watched.items() if name not in names}
         self.tensors = tuple(TensorSpec(name, array.shape) for name, array in self._arrays.items())
         self.dtypes = {name: str(array.dtype) for name, array in self._arrays.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from skerry.runtime.addresses import server_address, split_targets
+from skerry.runtime.addresses import check_free, server_address, split_targets
 
 _MISSING: Final = "the run is missing. Name it as the argument, in SKERRY_RUN, or as run in the settings file"
 
@@ -71,6 +71,10 @@ class FilledPath(click.Path):
         if not os.fspath(value).strip():
             self.fail(f"{value!r} is no path.", param, ctx)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            path.exists()
+        except OSError as error:  # a name that is too long
+            self.fail(f"{str(path)[:100]!r} can't be used: {error.strerror}.", param, ctx)
         if self.writable and not self.exists:
             folder = path.absolute()
             if self.file_okay:
@@ -83,7 +87,11 @@ class FilledPath(click.Path):
 
 
 def _served(text: str) -> str:
-    server_address(text)
+    try:
+        check_free(server_address(text))
+    except OSError as error:
+        because = f"because={error.strerror}. Is another syncer running there?"
+        raise ValueError(f"can't listen on the address. address={text}, {because}") from error
     return text
 
 

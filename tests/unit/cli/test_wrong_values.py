@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,14 +31,16 @@ def wrong_values(param: click.Parameter, folder: Path) -> Iterable[str]:
     if isinstance(kind, FilledPath):
         missing = "missing" if kind.exists else "file" if not kind.file_okay else "missing/file"
         paths = ["file/below", missing, *([] if kind.dir_okay else ["."]), *(["locked/file"] if os.geteuid() else [])]
-        return ["", " ", *(str(folder / path) for path in paths)]
+        return ["", " ", "x" * 5000, *(str(folder / path) for path in paths)]
     if isinstance(kind, click.IntRange | click.FloatRange):
         return [*_NUMBERS, "0"] if kind.min or kind.min_open else _NUMBERS
     if isinstance(kind, click.Choice):
         return _TEXTS
     if param.name == "assignments":
         return (*_TEXTS, *_ASSIGNMENTS)
-    return (*_WORDS, *_ADDRESSES) if kind in (ADDRESS, TARGET) else _WORDS
+    if kind is ADDRESS:
+        return (*_WORDS, *_ADDRESSES, "192.0.2.1:9464")  # which is not this machine's
+    return (*_WORDS, *_ADDRESSES) if kind is TARGET else _WORDS
 
 
 def required(command: click.Command, but: click.Parameter, folder: Path) -> Iterator[str]:
@@ -71,6 +74,7 @@ def test_what_can_not_be_right_is_refused_in_one_line(
     (tmp_path / "file").write_bytes(b"{}")
     (tmp_path / "locked").mkdir(mode=0o500)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # whose import fails then: nothing has loaded it by this time
     for words in cases(tmp_path):
         status = failures.run(cli, words)
         said = capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from skerry.algorithm.rebase import FlatArray
 from skerry.errors import StopExchangingError
-from skerry.model.interface import UNLIMITED, EncodeFrames, Place, Work, tied
+from skerry.model.interface import UNLIMITED, EncodeFrames, Work, tied
 from skerry.model.torch.shards import local_part, region_of
 from skerry.model.torch.untrained import (
     FrozenPart,
@@ -52,8 +53,8 @@ class TorchParameters:
 
     Raises:
         ValueError: nothing can be trained, a trainable parameter is of a kind that can't be, two parameters have one
-            name or one address in memory and different shapes or strides, they are on more than one device, or a
-            DTensor is cut in a way that `region_of` does not know.
+            name or share a part of their memory, they are on more than one device, or a DTensor is cut in a way that
+            `region_of` does not know.
         TypeError: what is given by name is no tensor.
     """
 
@@ -94,8 +95,8 @@ class TorchParameters:
         self._model = model
         # What shares memory with trained tensors changes with them. Nobody has said which tensors by name are frozen:
         # some may count batches.
-        addresses = {place.address for place in attached_places.values()}
-        changing = {name for name, place in places.items() if place.address in addresses}
+        addresses = {place.ctypes.data for place in attached_places.values()}
+        changing = {name for name, place in places.items() if place.ctypes.data in addresses}
         others = named.keys() - attached.keys() - changing if is_module else set()
         self._frozen = {name: tensor for name, tensor in named.items() if name in others}
         self._buffers = _own_names(model, persistent_buffers(model)) if isinstance(model, torch.nn.Module) else {}
@@ -293,14 +294,23 @@ def _trainable(named: Mapping[str, torch.Tensor], *, are_all: bool) -> dict[str,
     return trainable
 
 
-def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, Place]:
-    """Returns where the tensors lie of which this process holds elements as plain values."""
-    parts = {name: local_part(tensor.detach()) for name, tensor in tensors.items() if is_readable(tensor)}
-    return {
-        name: Place(part.data_ptr(), tuple(part.shape), part.stride())
-        for name, part in parts.items()
-        if part.numel() and part.data_ptr()
-    }
+def _places(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    """Returns arrays that lie where tensors do of which this process holds elements as plain values.
+
+    They are not read: what is there may be the memory of a device.
+    """
+    places = {}
+    for name, tensor in tensors.items():
+        if is_readable(tensor) and (part := local_part(tensor.detach())).numel() and part.data_ptr():
+            interface = {
+                "version": 3,
+                "data": (part.data_ptr(), True),
+                "shape": tuple(part.shape),
+                "strides": tuple(stride * part.element_size() for stride in part.stride()),
+                "typestr": f"|V{part.element_size()}",
+            }
+            places[name] = np.asarray(SimpleNamespace(__array_interface__=interface))
+    return places
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:

@@ -61,6 +61,7 @@ _LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Ten
     "halves": (lambda buffer: (buffer[:4], buffer[4:]), 2),
     "columns": (lambda buffer: (buffer[:, :3], buffer[:, 3:]), 2),
     "every second element": (lambda buffer: (buffer[:, ::2], buffer[:, 1::2]), 2),
+    "halves that overlap": (lambda buffer: (buffer[:5], buffer[3:]), None),
     "a turned view": (lambda buffer: (buffer, buffer.T), None),
     "a flat view": (lambda buffer: (buffer, buffer.view(-1)), None),
 }

@@ -29,7 +29,6 @@ from tests.simulation.learner_process import LearnerProcess
 from tests.simulation.network import CALM_NETWORK, KEEPALIVE_S, Endpoint, Network
 from tests.simulation.operator_calls import Operator
 from tests.simulation.processes import Process, ProcessLoop
-from tests.simulation.records import LearnerRecord
 from tests.simulation.replica_process import ReplicaProcess, replica_settings
 from tests.simulation.shared_store import SharedStore
 from tests.support.heard_logs import logs_told_to
@@ -221,29 +220,25 @@ class World:
             self._calm_down()
         for learner in self.learners:
             learner.is_training = False
-        while (
-            not all(one.record.has_left or self._is_shut_out(one.record) for one in self.learners)
-            and loop.time() < deadline_s
-        ):
+        while (staying := self._staying()) and loop.time() < deadline_s:
             await asyncio.sleep(1.0)
-        self.complaints += [
-            f"{one.name} could not leave in time"
-            for one in self.learners
-            if not one.record.has_left and not self._is_shut_out(one.record)
-        ]
+        self.complaints += [f"{learner.name} could not leave in time" for learner in staying]
         self._director.dismiss_operator()
         if not self.plan.mix.closes_under_fire:
             self.complaints += [
-                f"{one.name} could not send its last steps, though nothing failed"
-                for one in self.learners
-                if one.record.has_left and not one.record.has_flushed and one.record.failure is None
+                f"{learner.name} could not send its last steps, though nothing failed"
+                for learner in self.learners
+                if learner.record.has_left and not learner.record.has_flushed and learner.record.failure is None
             ]
             await self._close_run()
 
-    @staticmethod
-    def _is_shut_out(record: LearnerRecord) -> bool:
-        """Whether the run was closed before the learner could join it."""
-        return record.failure is not None and record.failure.reason == "RUN_CLOSED"
+    def _staying(self) -> list[LearnerProcess]:
+        """Returns the learners that have not left; one that the closed run did not let in has nothing to leave."""
+        return [
+            learner
+            for learner in self.learners
+            if not learner.record.has_left and getattr(learner.record.failure, "reason", "") != "RUN_CLOSED"
+        ]
 
     async def _close_run(self) -> None:
         if not await self.operator.close_run(END_S):

@@ -306,16 +306,9 @@ def check_format(format_number: int) -> None:
         raise ValueError(f"format is not known. {facts}")
 
 
-def _to_float(value: object) -> float:
-    """Returns a NumPy float64, which a computed weight may be, as a plain float."""
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"log value has the wrong type. value={value!r:.80}")
-
-
 def item_to_json(item: Item) -> dict[str, Any]:
     """Returns the item as JSON values: its kind, and its fields but for those that are at their default."""
-    values: dict[str, Any] = msgspec.to_builtins(item, enc_hook=_to_float)
+    values: dict[str, Any] = msgspec.to_builtins(item)
     return values | {"policy": item.policy.to_json()} if isinstance(item, PolicyItem) else values
 
 

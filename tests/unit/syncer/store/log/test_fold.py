@@ -1,14 +1,12 @@
 """The fold of small histories by hand: every kind of item, what it does, and what makes it have no effect."""
 
 import msgspec
-import numpy as np
 import pytest
 
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
-    ClosedItem,
     CollectedItem,
     Decided,
     Entry,
@@ -16,13 +14,11 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
-    Member,
     PolicyItem,
     RollbackItem,
     RunStatus,
     SessionItem,
     StatusItem,
-    item_to_json,
 )
 from skerry_syncer.store.log.fold import apply_entry
 from tests.support.history import (
@@ -72,13 +68,6 @@ def test_a_draft_opens_when_every_fragment_has_its_weights(draft: History) -> No
 def test_a_draft_takes_neither_learners_nor_deltas(draft: History) -> None:
     assert draft.reject(SessionItem("m0", "m0-s1", "")) == "RUN_DRAFT"
     assert draft.reject(accepted("a")) == "RUN_DRAFT"
-
-
-def test_a_weight_that_numpy_computed_is_written_as_any_number() -> None:
-    item = ClosedItem(BODY, 1, 0, (Member("a", np.float64(0.1), 0),), np.float64(1), (), 24.0)
-    assert item_to_json(item)["members"] == ({"delta": "a", "weight": 0.1, "staleness": 0},)
-    with pytest.raises(TypeError, match="wrong type"):
-        item_to_json(ClosedItem(BODY, 1, 0, (Member("a", np.float32(0.1), 0),), 1.0, (), 24.0))  # type: ignore[arg-type]
 
 
 def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> None:

@@ -28,27 +28,22 @@ class SimReplica:
         self.name = f"replica-{index}"
         self.life = Liveness()
         self._network, self._learner, self._index = network, learner, index
-        self._calls: dict[Call, float] = {}  # and when each began
-
-    @property
-    def is_called(self) -> bool:
-        """Whether it has calls that are not over."""
-        return bool(self._calls)
+        self.calls: dict[Call, float] = {}  # and when each began
 
     @property
     def longest_call_s(self) -> float:
         """How long the oldest of its calls has lasted."""
-        return asyncio.get_running_loop().time() - min(self._calls.values(), default=float("inf"))
+        return asyncio.get_running_loop().time() - min(self.calls.values(), default=float("inf"))
 
     @contextmanager
     def calling(self, method: str) -> Iterator[Call]:
         """Opens a call, which is over at the end of the context."""
         call = self._network.call(self._learner, self._index, method)
-        self._calls[call] = asyncio.get_running_loop().time()
+        self.calls[call] = asyncio.get_running_loop().time()
         try:
             yield call
         finally:
-            del self._calls[call]
+            del self.calls[call]
             call.cancel()
 
     async def serves(self, *, is_fresh: bool) -> bool:
@@ -63,7 +58,7 @@ class SimReplica:
 
     async def give_up(self, error: SkerryError) -> None:
         """Breaks its calls."""
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.notice_silence()
 
 

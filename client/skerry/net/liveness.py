@@ -16,7 +16,7 @@ Time is counted in ticks of the client's own event loop, so that a client that w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -51,15 +51,12 @@ class Liveness:
 class Watched(Protocol):
     """A replica whose life is watched."""
 
+    name: str  # in log lines and errors
     life: Liveness
 
     @property
-    def name(self) -> str:
-        """What log lines and errors call it."""
-
-    @property
-    def is_called(self) -> bool:
-        """Whether it has calls that are not over."""
+    def calls(self) -> Collection[Any]:
+        """Those that are not over."""
 
     async def serves(self, *, is_fresh: bool) -> bool:
         """Returns once it has answered, over its connection for small calls or a fresh one, whether it takes calls.
@@ -97,7 +94,7 @@ class Vigil:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
-        while any(replica.is_called or replica.life.is_lost for replica in self._replicas):
+        while any(replica.calls or replica.life.is_lost for replica in self._replicas):
             await asyncio.sleep(TICK_S)
             await self._look()
 
@@ -106,7 +103,7 @@ class Vigil:
         replicas = list(self._replicas)
         for replica in replicas:
             life = replica.life
-            life.silence = life.silence + 1 if replica.is_called and not life.is_lost else 0
+            life.silence = life.silence + 1 if replica.calls and not life.is_lost else 0
         suspects = [replica for replica in replicas if replica.life.silence > _ASK]
         for replica in replicas:
             life = replica.life

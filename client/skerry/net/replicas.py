@@ -130,11 +130,6 @@ class Replica:
         state = self.connection(number).channel.get_state(try_to_connect=True)
         return state is grpc.ChannelConnectivity.READY and not self.life.is_lost
 
-    @property
-    def is_called(self) -> bool:
-        """Whether it has calls that are not over."""
-        return bool(self.calls)
-
     async def serves(self, *, is_fresh: bool) -> bool:
         """Returns once it has answered whether it takes calls."""
         connection = self._new_connection() if is_fresh else self.connection(CONTROL)
@@ -240,9 +235,9 @@ class Replicas:
         self._replicas = {
             key: self._replicas.get(key) or Replica(key[0], self._tls, address=key[1], is_alone=len(keys) == 1)
             for key in keys
-        } | {key: replica for key, replica in gone.items() if replica.is_called}
+        } | {key: replica for key, replica in gone.items() if replica.calls}
         for replica in gone.values():
-            if not replica.is_called:
+            if not replica.calls:
                 await replica.close()
 
 

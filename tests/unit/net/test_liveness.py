@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class FakeReplica:
     def __init__(self, name: str, *, answers: bool, answers_afresh: bool) -> None:
         self.name = name
         self.life = Liveness()
-        self.is_called = True
+        self.calls: set[Any] = {"a call"}
         self.errors: list[str] = []
         self.answers, self.answers_afresh = answers, answers_afresh
 
@@ -31,7 +32,7 @@ class FakeReplica:
     async def give_up(self, error: SkerryError) -> None:
         """Ends its call."""
         self.errors.append(str(error))
-        self.is_called = False
+        self.calls.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ async def test_a_silent_replica_is_given_up_once_another_one_answers_and_gets_ca
 
 async def test_a_replica_that_answers_afresh_gets_its_calls_anew() -> None:
     alone = FakeReplica("a", answers=False, answers_afresh=True)
-    await watch(alone, until=lambda: not alone.is_called)
+    await watch(alone, until=lambda: not alone.calls)
     assert "answering=a fresh connection" in alone.errors[0]
     assert not alone.life.is_lost
 

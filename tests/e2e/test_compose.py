@@ -81,10 +81,8 @@ def test_the_others_train_on_without_a_killed_learner_and_it_comes_back(services
     wait_until(lambda: LEARNERS["learner-eu"] in services.participants(), what="the learner contributes", timeout_s=120)
 
 
-@pytest.mark.parametrize("syncer", SYNCERS)
-def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(
-    syncer: str, services: Composition
-) -> None:
+def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(services: Composition) -> None:
+    syncer = SYNCERS[0]
     before, started_at = services.versions(), services.state(syncer)["StartedAt"]
     services.engine.kill_process_of(services.container(syncer))
     wait_until(lambda: services.state(syncer)["StartedAt"] != started_at, what="a restart", timeout_s=30)
@@ -95,8 +93,8 @@ def test_a_killed_syncer_is_restarted_and_nothing_that_it_had_committed_is_lost(
     assert all(services.state(learner)["Running"] for learner in LEARNERS), "learners outlive their syncer"
 
 
-@pytest.mark.parametrize("syncer", SYNCERS)
-def test_the_others_train_on_while_a_syncer_is_stopped(syncer: str, services: Composition) -> None:
+def test_the_others_train_on_while_a_syncer_is_stopped(services: Composition) -> None:
+    syncer = SYNCERS[1]
     services.compose("stop", syncer, timeout_s=90)
     try:
         wait_for_progress(services, beyond=services.versions(), count=2)

@@ -6,11 +6,13 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
+from skerry import RunsClient
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
-from skerry.v1.runs_pb2 import VersionRecord
+from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerReport, LearnerStatus, RolledBack, VersionCommitted
 from skerry.wire.messages import enum_word
 
@@ -188,6 +190,16 @@ class WatchState:
 
     def _fragment(self, name: str) -> FragmentView:
         return self.fragments.setdefault(name, FragmentView())
+
+
+def state_now(client: RunsClient, answer: GetRunResponse) -> WatchState:
+    """Returns the state of a run, with how its newest versions were made, which the run alone does not say."""
+    state = WatchState()
+    state.apply(WatchStart(run=answer.run, learners=answer.learners))
+    for fragment in answer.run.fragments:
+        for record in islice(client.list_versions(answer.run.name, fragment.name), 1):
+            state.apply_version(record)
+    return state
 
 
 def status_word(status: int) -> str:

@@ -82,8 +82,10 @@ def test_a_run_is_shown_with_its_learners_and_with_who_made_its_versions(skerry:
     problem = Quadratic()
     with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
         train_until([(problem, learner)], lambda: min(learner.stats.versions.values(), default=0) > 0)
-        shown = skerry("runs", "show", "fit")
+        shown, once = skerry("runs", "show", "fit"), skerry("watch", "fit", "--once")
+        assert json.loads(skerry("watch", "fit", "--once", "--json"))["run"]["name"] == "fit"
     assert "1 live, 1 participating" in shown
+    assert "1 live, 1 participating" in once
     (fragment,) = [line.split() for line in shown.splitlines() if line.startswith("embedding ")]
     assert (fragment[1], fragment[5]) == ("2.4k", "100%")
     assert "outer.learning_rate" in shown

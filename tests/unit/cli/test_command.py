@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,3 +85,10 @@ def test_a_group_by_itself_prints_its_help(words: list[str], capsys: pytest.Capt
     assert shown.out.startswith("Usage: skerry")
     assert "Commands:" in shown.out
     assert shown.err == ""
+
+
+def test_a_terminal_without_a_character_shows_something_else() -> None:
+    script = "import skerry.cli.main as m\ntry: m.main(['--version'])\nfinally: print('Z\u00fcrich \u6771\u4eac')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+    assert b"Z?rich ??" in shown.stdout

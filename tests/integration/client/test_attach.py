@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +175,19 @@ def test_attaching_says_in_one_line_what_was_created_or_joined_and_who_is_there(
             "skerry: created the run run=gpt learner=us version=0 others=0",
             "skerry: joined the run run=gpt learner=eu version=0 others=1",
         ]
+
+
+@pytest.mark.long
+def test_a_start_that_compiles_kernels_says_why_it_is_quiet(target: str, tmp_path: Path) -> None:
+    script = """
+import sys, numpy as np
+from skerry import ArrayLearner
+ArrayLearner({"w": np.zeros(2**16, np.float32)}, target=sys.argv[1], run="fit", learner_id="us", create=True).close()
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script, target]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.count("loading kernels") == 1
 
 
 FORGETFUL = """

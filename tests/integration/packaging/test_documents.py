@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +62,15 @@ def test_the_loop_of_the_readme_trains_and_its_steps_are_merged() -> None:
         exec(loop.replace("127.0.0.1:50051", target), names)
         with RunsClient(target) as client:
             assert {version.version for version in client.get_run("gpt").run.versions} != {0}
+
+
+@pytest.mark.parametrize(
+    "target", re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
+def test_a_virtual_environment_that_make_did_not_make_is_touched_by_no_target(target: str, tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "docs/site/requirements.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    done = subprocess.run(["make", "-n", target], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not re.search(r"(?<![\w/])\.venv(?![\w-])", done.stdout)

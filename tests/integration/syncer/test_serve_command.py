@@ -31,7 +31,7 @@ NEW = ("--new-store", "--store", "file://{keys}/store")
 PAIR = ("--tls-cert", "{keys}/a.example.pem", "--tls-key", "{keys}/a.example.key")
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("--new-store", "--store", "ftp://nowhere"), "scheme is not known"),
-    (("--new-store", "--store", "file://{keys}/ca.pem"), "can't be used"),
+    (("--new-store", "--store", "file://{keys}/ca.pem", "--metrics", "0.0.0.0:0"), "can't be used"),
     (("--store", "file://{keys}/mount"), "`skerry serve --new-store` begins a new store."),
     ((*MEMORY, "--listen", "127.0.0.1"), "HOST:PORT"),
     ((*MEMORY, "--metrics", "9464"), "HOST:PORT"),

@@ -19,6 +19,7 @@ from skerry import RunsClient
 from skerry_learner.command import learn
 from tests.support.made_keys import make_keys, tls_of
 from tests.support.serve_process import ServeProcess, serve_process
+from tests.support.small_disk import fill, small_disk
 
 _SMALL = ("--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
 _ALONE = (*_SMALL, "--alone")
@@ -106,6 +107,18 @@ async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_
             status, rest = await first.ended(signal.SIGTERM)
     assert status == 3
     assert "[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
+
+
+async def test_a_run_that_a_full_store_can_not_take_is_refused_at_once(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with serve_process(f"file://{disk}/store", tmp_path) as server:
+            fill(disk)
+            words = (*_SMALL, "fit", "--learner-id", "us", "--target", address(server))
+            async with learning(*words, "--work-dir", tmp_path / "work") as learner:
+                status, rest = await learner.ended()
+    assert status == 4
+    assert rest.splitlines()[-2].startswith("error: the store is full")
+    assert "Task was destroyed" not in rest
 
 
 async def test_a_learner_that_waits_for_its_syncer_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:

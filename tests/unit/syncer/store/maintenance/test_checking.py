@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import CollectedItem, Fate, RunStatus, StatusItem
+from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import VerifyReport, position_before, verify_run, versions_since
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.hooked_objects import HookedObjects
 from tests.support.log_bench import SPEC, Bench
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((6, 6), (4,))
 
 
-async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
+async def trained(round_count: int = 4, *, snapshot_at: int = 2, objects: Objects | None = None) -> Driver:
     """Returns an open run with some versions, and one more delta that is pending."""
     rng = np.random.default_rng(5)
-    driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4))
+    driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4), objects=objects)
     for _ in range(round_count):
         deltas = [await driver.push(nth, rng.normal(size=LAYOUT.numel), encoding=INT4) for nth in range(2)]
         await driver.round(deltas, participation=0.5)
@@ -103,6 +107,24 @@ async def test_a_lost_object_is_a_problem_and_a_collected_one_is_not() -> None:
     assert report.ok
     # Version 1 can't be checked any more, 2 only by its snapshot, and from there all is replayed.
     assert (report.versions_checked, report.versions_replayed) == (4, 2)
+
+
+async def test_what_a_collection_takes_meanwhile_is_no_problem() -> None:
+    objects = HookedObjects()
+    driver = await trained(objects=objects)
+    names = part_names(driver, 1)
+    other = RunLog(objects, driver.log.spec, clock=SystemClock(), entropy=driver.log.entropy, writer="gc")
+    await other.tail()
+
+    async def collect() -> None:
+        await other.append([CollectedItem(tuple(names))])
+        await objects.delete([f"{other.prefix}/{name}" for name in names])
+
+    objects.hooks["before stream", names[0]] = collect
+    report = await verify(driver)
+    assert objects.calls["before stream", names[0]] == 1
+    assert report.ok
+    assert (report.versions_checked, report.versions_replayed) == (5, 2)
 
 
 async def test_a_damaged_snapshot_of_the_outer_state_is_found() -> None:

@@ -243,8 +243,8 @@ class RunHost:
         for name, uid in runs:
             try:
                 await self._opened(name, uid)
-            except (StoreError, SyncerError):
-                continue  # opening it has said why
+            except Exception:  # noqa: BLE001, S112 - of whatever kind, opening it has said why, and others go on
+                continue
 
     async def _tidy(self) -> None:
         """Deletes objects that no log entry will name, of all runs, from time to time."""

@@ -12,9 +12,8 @@ from typing import Final
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
-from skerry_syncer.errors import SyncerError
 from skerry_syncer.settings import ReplicaSettings
-from skerry_syncer.store.errors import LogCorruptError, NewerFormatError, StoreError
+from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
 from skerry_syncer.store.maintenance.collecting import collect
@@ -82,5 +81,5 @@ async def tidy(store: Store, entropy: Entropy, open_run: Callable[[str, str], Aw
             infos = store.objects.list(f"{run.log.prefix}/learners")
             await store.objects.delete([info.name async for info in infos if info.modified_at_unix_s < before])
             await _collect(run)
-        except (StoreError, SyncerError) as error:
-            _LOG.warning("run could not be collected", run=name, uid=uid, cause=str(error))
+        except Exception as error:  # noqa: BLE001 - what one run has must not end the collection of all others
+            _LOG.warning("run could not be collected", run=name, uid=uid, cause=repr(error))

@@ -17,6 +17,7 @@ from skerry_syncer.server import serving
 from skerry_syncer.store.log.entries import FORMAT
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
+from tests.support.heard_logs import heard_logs
 from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import Stubs, attached, connected, create_run, delta_values, pull, refused
 
@@ -56,6 +57,22 @@ async def test_a_server_ends_while_a_run_is_still_opening() -> None:
     async with asyncio.timeout(10), serving(objects, IMPATIENT) as server, connected(server.port) as stubs:
         with refused("RUN_OPENING", grpc.StatusCode.UNAVAILABLE):
             await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))
+
+
+async def test_a_defect_that_one_run_meets_keeps_no_other_from_being_opened() -> None:
+    objects = HookedObjects()
+    async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
+        run, _ = await create_run(stubs, "a-broken")
+        await create_run(stubs, "sound")
+
+    async def fail() -> None:
+        raise KeyError("a defect")
+
+    objects.hooks["before get", f"/{run.uid}/"] = fail
+    with heard_logs() as lines:
+        async with asyncio.timeout(10), serving(objects, LOCAL):
+            while not any((line["event"], line.get("run")) == ("run opened", "sound") for line in lines):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("broken", ["log", "names"])

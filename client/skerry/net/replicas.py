@@ -22,7 +22,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
-from urllib.request import proxy_bypass
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # its published types lack it
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -243,10 +243,11 @@ class Replicas:
 
 def proxy_of(target: str) -> str:
     """Returns a target, and variable and URL of the proxy that it is called through, without secrets; "" for none."""
-    address = client_address(target)
-    if address is None or is_loopback(address.host) or proxy_bypass(address.host):
+    address, variables = client_address(target), os.environ  # noqa: TID251 - gRPC looks there
+    left_out = variables.get("no_grpc_proxy") or variables.get("no_proxy", "")
+    if address is None or is_loopback(address.host) or proxy_bypass_environment(address.host, {"no": left_out}):
         return ""
-    urls = {name: os.environ.get(name) for name in _PROXIES}  # noqa: TID251 - gRPC looks there
+    urls = {name: variables.get(name) for name in _PROXIES}
     return next((f"target={target}, {name}={redacted(url)}" for name, url in urls.items() if url), "")
 
 

@@ -348,8 +348,9 @@ def test_a_proxy_of_the_environment_is_named_where_it_is_in_the_way(
             client.list_runs()
         return str(caught.value)
 
+    monkeypatch.setenv("NO_PROXY", ".test")  # which gRPC does not read
     with heard_logs() as logs:
         assert f"target=syncer.test:50051, {variable}=http://***@127.0.0.1:1" in error()
-        monkeypatch.setenv("no_proxy", "other.test, .test")
+        monkeypatch.setenv("no_grpc_proxy", "other.test, .test")
         assert "proxy" not in error()
     assert len(logs) == (tls == "insecure")

@@ -49,7 +49,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "VERSION_NOT_FOUND": "`skerry log` shows the positions, `skerry runs show` the versions",
     "STORE_UNAVAILABLE": "the syncer can't reach its store; the syncer's log says why",
     "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
-    "STORE_ROLLED_BACK": "`skerry verify` says what the store has lost: restore it from a backup",
+    "STORE_ROLLED_BACK": "if the run was ever that far, `skerry verify` says what the store has lost: restore a backup",
     "DRAINING": "the replica is shutting down; try again",
     "NEWER_FORMAT": "a newer version wrote the run: use that version here too",
     "RUN_OPENING": "the syncer is still reading the run's log, and its own log says how far it is; try again",

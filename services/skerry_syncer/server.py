@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Tls
@@ -30,7 +31,6 @@ from skerry_syncer.rpc.capabilities import CapabilitiesServicer
 from skerry_syncer.rpc.exchange import ExchangeServicer
 from skerry_syncer.rpc.health import HealthServicer
 from skerry_syncer.rpc.interceptor import Interceptor
-from skerry_syncer.rpc.reflection import enable_reflection
 from skerry_syncer.rpc.runs import RunsServicer
 from skerry_syncer.run.events import running
 from skerry_syncer.run.host import HostSettings, RunHost
@@ -122,9 +122,9 @@ class SyncerServer:
         """
         started_s = self.host.clock.monotonic_s()
         _LOG.info("draining", grace_s=grace_s)
-        self._health.drain()
+        self._health.is_draining.set()
         await self.host.drain(grace_s)
-        self._health.end()
+        self._health.has_ended.set()
         left_s = max(_LEAST_STOP_S, grace_s - (self.host.clock.monotonic_s() - started_s))
         await self._server.stop(left_s)
         _LOG.info("drained", drain_s=round(self.host.clock.monotonic_s() - started_s, 3))
@@ -145,7 +145,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     clock, entropy, workers = SystemClock(), SystemEntropy(), ThreadWorkers(settings.worker_count)
     await _wait_for(objects, entropy)
     metrics = SyncerMetrics(clock)
-    objects = MeasuredObjects(objects, metrics, clock)
+    objects = MeasuredObjects(objects, metrics)
     store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
     host = RunHost(
         store,
@@ -167,7 +167,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(CapabilitiesServicer(_VERSION), server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if settings.has_reflection:
-        enable_reflection((*_SERVICES, health.SERVICE_NAME), server)
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
         if settings.tls is None:
             port = server.add_insecure_port(settings.listen)

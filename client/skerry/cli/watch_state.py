@@ -171,8 +171,6 @@ class WatchState:
                 text = f"the run is {status_word(self.status)}"
             case "learner":
                 text = self._learner_text(event.learner, now_s)
-            case "draining":
-                text = "this replica is shutting down"
         return text
 
     def _commit(self, committed: VersionCommitted) -> str:

@@ -214,8 +214,6 @@ class Attachment:
                 self._session.run_progressed(event.rolled_back.run_step_count)
             case "status_changed":
                 self._on_status(event.status_changed)
-            case "draining":
-                _log.info("syncer is draining, will attach elsewhere", learner=self._session.settings.learner_id)
 
     def _on_versions(self, versions: Iterable[types_pb2.FragmentVersion]) -> None:
         for version in versions:

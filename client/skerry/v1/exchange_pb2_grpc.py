@@ -55,7 +55,7 @@ class ExchangeStub(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -123,7 +123,7 @@ class ExchangeServicer(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -303,7 +303,7 @@ class Exchange(object):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """

@@ -69,7 +69,7 @@ class ExchangeStub:
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
       list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -199,7 +199,7 @@ class ExchangeAsyncStub(ExchangeStub):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
       list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """
@@ -325,7 +325,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
       list. Any call also ends with it when the caller is put on that list.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
-    - DRAINING: the replica is stopping. Attach and Watch also end with it.
+    - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
     - INTERNAL: the server failed.
     """

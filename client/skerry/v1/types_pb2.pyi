@@ -1216,7 +1216,7 @@ Global___LearnerStatus: _TypeAlias = LearnerStatus  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
-    """Something that happened to a run. round_opened, learner reports and draining are not in the log; they carry the
+    """Something that happened to a run. round_opened and learner reports are not in the log; they carry the
     position at which they were sent. A client MUST ignore an event of a kind that it does not know.
     """
 
@@ -1232,7 +1232,6 @@ class Event(_message.Message):
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     STATUS_CHANGED_FIELD_NUMBER: _builtins.int
     LEARNER_FIELD_NUMBER: _builtins.int
-    DRAINING_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Log position that this event reflects. An observer resumes by passing the highest position that it has seen. All
     events of one log entry have its position, so an observer that was cut off between them passes one less, and
@@ -1275,12 +1274,6 @@ class Event(_message.Message):
     def learner(self) -> Global___LearnerStatus:
         """A learner attached, left or reported, or its lease ran out or came back. Sent to observers only."""
 
-    @_builtins.property
-    def draining(self) -> Global___Draining:
-        """This replica is about to stop, and ends the stream with DRAINING. The client SHOULD finish the calls that are in
-        flight and attach to another replica. Nothing is lost.
-        """
-
     def __init__(
         self,
         *,
@@ -1294,13 +1287,12 @@ class Event(_message.Message):
         rolled_back: Global___RolledBack | None = ...,
         status_changed: Global___RunStatus.ValueType = ...,
         learner: Global___LearnerStatus | None = ...,
-        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "draining", b"draining", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "draining", b"draining", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1474,27 +1466,3 @@ class RolledBack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RolledBack: _TypeAlias = RolledBack  # noqa: Y015
-
-@_typing.final
-class Draining(_message.Message):
-    """See Event.draining."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRACE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def grace(self) -> _duration_pb2.Duration:
-        """Time after which the replica stops answering."""
-
-    def __init__(
-        self,
-        *,
-        grace: _duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Draining: _TypeAlias = Draining  # noqa: Y015

@@ -235,7 +235,7 @@ class Merger:
                 return await merge_round(self._run, closing, outer, acc, workers=self._workers)
         except BaseException:
             if outer.version == closing.version - 1:  # nothing was changed
-                self._states.keep(closing.fragment, outer, fragment.versions[outer.version].digest)
+                self._states.keep(closing.fragment, outer)
             raise
 
     def _settle(self, result: MergeResult) -> None:
@@ -245,7 +245,7 @@ class Merger:
         if known is None or known.commit is None or not result.is_same_version_as(known.commit.commit):
             _LOG.info("merge was not used", fragment=name, version=version, attempt=result.commit.attempt)
             return
-        self._states.keep(name, result.state, result.commit.digest)
+        self._states.keep(name, result.state)
         count = len(result.closing.members)
         _LOG.info("version committed", run=self._run.spec.name, fragment=name, version=version, delta_count=count)
 

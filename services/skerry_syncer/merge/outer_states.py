@@ -27,10 +27,9 @@ _LOG: Final = get_logger(__name__)
 
 @dataclass
 class _Cached:
-    """A fragment's outer state and the digest that the log has for its version."""
+    """A fragment's outer state of a version that the log has."""
 
     outer: OuterState | None  # None: scratch had no space for it any more
-    digest: str
 
     def let_go(self) -> None:
         """Drops the state."""
@@ -57,7 +56,7 @@ class OuterStates:
         replayer = Replayer(self._run, name, self._workers)
         cached = self._cache.pop(name, None)
         outer = cached.outer if cached is not None else None
-        if cached is not None and outer is not None and _is_usable(outer, cached.digest, fragment, replayer, version):
+        if outer is not None and _is_usable(outer, fragment, replayer, version):
             try:
                 outer = await self._writable(name, outer)
                 await replayer.advance(outer, version, self._scratch)
@@ -68,9 +67,9 @@ class OuterStates:
         cached = outer = None  # so that their scratch space is free
         return await replayer.rebuild(version, self._scratch)
 
-    def keep(self, name: str, outer: OuterState, digest: str) -> None:
-        """Caches a fragment's outer state while there is space; `digest` is the log's for its version."""
-        self._cache[name] = cached = _Cached(outer, digest)
+    def keep(self, name: str, outer: OuterState) -> None:
+        """Caches a fragment's outer state, of a version that the log has, while there is space."""
+        self._cache[name] = cached = _Cached(outer)
         self._scratch.may_drop(cached)
 
     async def _writable(self, name: str, outer: OuterState) -> OuterState:
@@ -90,9 +89,8 @@ class OuterStates:
         """
         name = fragment.layout.name
         cached = self._cache.get(name)
-        newest = (fragment.version, fragment.newest.digest)
         outer = cached.outer if cached is not None else None
-        if name in self._reading or cached is None or outer is None or (outer.version, cached.digest) != newest:
+        if name in self._reading or outer is None or outer.version != fragment.version:
             yield None
             return
         self._reading[name] = outer
@@ -102,7 +100,7 @@ class OuterStates:
             del self._reading[name]
 
 
-def _is_usable(outer: OuterState, digest: str, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
+def _is_usable(outer: OuterState, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
     """Whether a cached state leads to `version`, and no snapshot is nearer, before which deltas may be collected."""
     known = fragment.versions.get(outer.version)
     if not 0 <= outer.version <= version or known is None or known.is_abandoned:
@@ -111,4 +109,4 @@ def _is_usable(outer: OuterState, digest: str, fragment: FragmentState, replayer
         nearest = replayer.base(version, with_outer=True).version
     except (ObjectMissingError, UnreadableObjectError):
         nearest = -1
-    return known.digest == digest and outer.version >= nearest
+    return outer.version >= nearest

@@ -1,16 +1,14 @@
 """Rolls a run back: stores every fragment's older content anew, and then makes it the newest in one log entry.
 
-Storing a large run takes minutes, so it goes on in a task of the replica while calls come and go. Only the log entry
+Storing a large run takes minutes, so it goes on in a task while calls come and go. Only the log entry
 changes the run, and only a call appends it, so a roll-back whose caller has given up has no effect.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -37,33 +35,26 @@ class Progress(NamedTuple):
     fragment_count: int
 
 
-@dataclass
-class _Job:
-    """The storing of what one request rolls back to."""
+class _Storing(NamedTuple):
+    """What one request rolls back to, while it is stored."""
 
-    sources: tuple[tuple[FragmentState, VersionState], ...]
-    stored: list[RollbackFragment] = field(default_factory=list)
-    failure: StoreError | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[StoreError | None]
+    stored: list[RollbackFragment]
 
 
 class RollBacks:
     """The roll-backs of one run on one replica."""
 
-    def __init__(
-        self,
-        run: Run,
-        workers: Workers,
-        start: Callable[[Coroutine[Any, Any, object]], object],
-        *,
-        is_draining: Callable[[], bool],
-    ) -> None:
-        """Stores in tasks that `start` starts; they end with the replica, and when it drains after a fragment."""
+    def __init__(self, run: Run, workers: Workers) -> None:
+        """Begins without any."""
         self._run = run
         self._workers = workers
-        self._start = start
-        self._is_draining = is_draining
-        self._jobs: dict[str, _Job] = {}  # by request id
+        self._begun: dict[str, _Storing] = {}  # by request id
+
+    def end(self) -> None:
+        """Gives up what is being stored; a later call begins again, on any replica."""
+        for storing in self._begun.values():
+            storing.task.cancel()
 
     async def roll_back(self, request_id: str, target_position: int) -> Progress | None:
         """Gives every fragment its next version, with the content that it had at `target_position`.
@@ -75,22 +66,40 @@ class RollBacks:
                 DRAINING.
         """
         check_id(request_id, "request id")
-        if request_id in self._run.state.requests:
-            return None
         await self._run.log.tail()
         if request_id in self._run.state.requests:
             return None
-        job = self._jobs.get(request_id) or self._begun(request_id, target_position)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_S):
-                await job.ended.wait()
-        if not job.ended.is_set():
-            return Progress(len(job.stored), len(job.sources))
-        self._jobs.pop(request_id, None)
-        await self._apply(job, request_id, target_position)
+        if request_id not in self._begun:
+            sources, stored = self._sources(target_position), list[RollbackFragment]()
+            self._begun[request_id] = _Storing(asyncio.create_task(self._store(sources, stored)), stored)
+        task, stored = self._begun[request_id]
+        await asyncio.wait([task], timeout=_ANSWER_S)
+        if not task.done():
+            return Progress(len(stored), len(self._run.state.fragments))
+        self._begun.pop(request_id, None)
+        if task.cancelled():
+            raise DrainingError
+        failure = task.result()
+        if isinstance(failure, ObjectMissingError):
+            raise SyncerError("VERSION_NOT_FOUND", f"content was collected. {failure}") from failure
+        if failure is not None:
+            raise failure
+        caller = author()
+
+        def made(state: RunState) -> RollbackItem:
+            """Follows the newest version of each fragment, of which another may be committed at any time."""
+            fragments = (
+                structs.replace(target, version=state.fragments[target.fragment].version + 1) for target in stored
+            )
+            return RollbackItem(request_id, target_position, tuple(fragments), caller)
+
+        outcome = await self._run.log.append_made(made)
+        if outcome.rejection is not None and request_id not in self._run.state.requests:
+            raise from_rejection(outcome.rejection)
+        _LOG.info("run rolled back", run=self._run.spec.name, target_position=target_position)
         return None
 
-    def _begun(self, request_id: str, target_position: int) -> _Job:
+    def _sources(self, target_position: int) -> list[tuple[FragmentState, VersionState]]:
         state = self._run.state
         if state.status not in (RunStatus.OPEN, RunStatus.CLOSING):
             reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
@@ -99,42 +108,18 @@ class RollBacks:
             facts = f"target={target_position}, newest={state.position}"
             raise SyncerError("VERSION_NOT_FOUND", f"no such position. {facts}")
         fragments = (fragment for _, fragment in sorted(state.fragments.items()))
-        job = _Job(tuple((fragment, _version_at(fragment, target_position)) for fragment in fragments))
-        self._jobs[request_id] = job
-        self._start(self._store(job))
-        return job
+        return [(fragment, _version_at(fragment, target_position)) for fragment in fragments]
 
-    async def _store(self, job: _Job) -> None:
+    async def _store(
+        self, sources: Iterable[tuple[FragmentState, VersionState]], stored: list[RollbackFragment]
+    ) -> StoreError | None:
+        """Returns why it could not store all, for the next call, which there may not be."""
         try:
-            for fragment, source in job.sources:
-                if self._is_draining():
-                    break
-                job.stored.append(await stored_again(self._run, fragment, source, self._workers))
+            for fragment, source in sources:
+                stored.append(await stored_again(self._run, fragment, source, self._workers))
         except StoreError as error:
-            job.failure = error
-        finally:
-            job.ended.set()
-
-    async def _apply(self, job: _Job, request_id: str, target_position: int) -> None:
-        if isinstance(job.failure, ObjectMissingError):
-            raise SyncerError("VERSION_NOT_FOUND", f"content was collected. {job.failure}") from job.failure
-        if job.failure is not None:
-            raise job.failure
-        if len(job.stored) < len(job.sources):
-            raise DrainingError
-        caller = author()
-
-        def made(state: RunState) -> RollbackItem:
-            """Follows the newest version of each fragment, of which another may be committed at any time."""
-            fragments = (
-                structs.replace(stored, version=state.fragments[stored.fragment].version + 1) for stored in job.stored
-            )
-            return RollbackItem(request_id, target_position, tuple(fragments), caller)
-
-        outcome = await self._run.log.append_made(made)
-        if outcome.rejection is not None and request_id not in self._run.state.requests:
-            raise from_rejection(outcome.rejection)
-        _LOG.info("run rolled back", run=self._run.spec.name, target_position=target_position)
+            return error
+        return None
 
 
 async def stored_again(run: Run, fragment: FragmentState, source: VersionState, workers: Workers) -> RollbackFragment:

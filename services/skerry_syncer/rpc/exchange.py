@@ -10,6 +10,7 @@ from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
+from skerry.wire.messages import fill
 from skerry_syncer.access.caller import author, check_enrolled
 from skerry_syncer.access.limits import within
 from skerry_syncer.errors import SyncerError, bad_request
@@ -21,9 +22,9 @@ from skerry_syncer.rpc.translate import (
     report_from_message,
     run_message,
 )
-from skerry_syncer.run.events import EventStream, duration_message, events_of, fate_message, running
+from skerry_syncer.run.events import EventStream, events_of, fate_message, running
 from skerry_syncer.run.host import RunHost
-from skerry_syncer.run.pull import PullPlan, Resume, plan_pull, resume_plan
+from skerry_syncer.run.pull import PullPlan, plan_pull, resume_plan
 from skerry_syncer.run.push import Push, begin_push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, UnreadableObjectError
@@ -236,12 +237,8 @@ def _client(context: Any) -> str:
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     state = replica.state
     pending = [delta for delta in state.deltas.values() if delta.fate is Fate.PENDING and delta.item.learner == learner]
-    return v1.Attached(
-        run=run_message(state),
-        lease_term=duration_message(state.policy.lease_term_s),
-        pending=map(fate_message, pending),
-        run_step_count=state.step_count,
-    )
+    attached = v1.Attached(run=run_message(state), pending=map(fate_message, pending), run_step_count=state.step_count)
+    return fill(attached, {"lease_term_s": state.policy.lease_term_s})
 
 
 async def _plan(replica: RunReplica, fragment: FragmentState, request: v1.PullFragmentRequest) -> PullPlan:
@@ -261,9 +258,12 @@ async def _plan(replica: RunReplica, fragment: FragmentState, request: v1.PullFr
         )
     if not request.HasField("resume"):
         return _new_plan(replica, fragment, request.from_version, target)
-    resume = Resume(tuple(request.resume.objects), request.resume.object_index, request.resume.offset)
-    gone = replica.state.condemned | replica.blobs.unreadable
-    return resume_plan(fragment, gone, resume, from_version=request.from_version, target_version=target)
+    resume, gone = request.resume, replica.state.condemned | replica.blobs.unreadable
+    plan = resume_plan(fragment, gone, resume.objects, from_version=request.from_version, target_version=target)
+    sizes = [planned.ref.size_bytes for planned in plan.objects]
+    if not (0 <= resume.object_index <= len(sizes) and 0 <= resume.offset <= (*sizes, 0)[resume.object_index]):
+        raise bad_request(f"resume is outside its plan. object_index={resume.object_index}, offset={resume.offset}")
+    return plan
 
 
 def _new_plan(replica: RunReplica, fragment: FragmentState, from_version: int, target: int) -> PullPlan:

@@ -7,7 +7,7 @@ hold a server open until the end of its grace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import grpc
@@ -16,44 +16,32 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its package has no types
-    """Says of each service whether it serves; clients that watch hear of each change."""
+    """Says of each service that it serves until `is_draining` is set; `has_ended` ends every watch."""
 
-    def __init__(self, services: Iterable[str]) -> None:
+    def __init__(self, services: Collection[str]) -> None:
         """Says that these serve."""
-        self._statuses = dict.fromkeys(services, HealthCheckResponse.SERVING)
-        self._changed = asyncio.Event()  # replaced by another one at each change
-        self._has_ended = False
-
-    def drain(self) -> None:
-        """Sets every service to NOT_SERVING for good."""
-        self._statuses = dict.fromkeys(self._statuses, HealthCheckResponse.NOT_SERVING)
-        self._wake()
-
-    def end(self) -> None:
-        """Ends every watch, so that the server does not wait for its watchers when it stops."""
-        self._has_ended = True
-        self._wake()
+        self.is_draining = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self._services = services
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> HealthCheckResponse:
         """Answers with the status now."""
-        status = self._statuses.get(request.service)
-        if status is None:
+        if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return HealthCheckResponse(status=status)
+        return self._status(request)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
-        """Answers with the status now, and then with each change."""
-        last = None
-        while True:
-            changed, has_ended = self._changed, self._has_ended  # before the status, so that the last one is sent
-            status = self._statuses.get(request.service, HealthCheckResponse.SERVICE_UNKNOWN)
-            if status != last:
-                yield HealthCheckResponse(status=status)
-            last = status
-            if has_ended:
-                return
-            await changed.wait()
+        """Answers with the status now, and then with its change."""
+        yield (first := self._status(request))
+        await self.is_draining.wait()
+        if self._status(request) != first:
+            yield self._status(request)
+        await self.has_ended.wait()
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _status(self, request: health_pb2.HealthCheckRequest) -> HealthCheckResponse:
+        if request.service not in self._services:
+            return HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
+        is_draining = self.is_draining.is_set()
+        return HealthCheckResponse(
+            status=HealthCheckResponse.NOT_SERVING if is_draining else HealthCheckResponse.SERVING
+        )

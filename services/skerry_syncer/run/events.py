@@ -1,7 +1,7 @@
 """The events that followers of a run receive, as messages of `skerry.v1`.
 
 Events of the log follow from its entries alone (`events_of`): every replica sends the same ones, and a replay of the
-past sends them again. Events without an entry (a round that opens, a learner's report, draining) carry the position at
+past sends them again. Events without an entry (a round that opens, a learner's report) carry the position at
 which they were sent.
 
 Each follower has a bounded stream of them, so a slow one costs the syncer neither time nor memory.
@@ -12,10 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
 from typing import Final
-
-from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
@@ -139,13 +136,6 @@ def learner_message(known: LearnerState, seen: LearnerView, *, is_participating:
         fill(message.report, values).adopted.extend(
             v1.FragmentVersion(fragment=name, version=number) for name, number in seen.report.adopted
         )
-    return message
-
-
-def duration_message(seconds: float) -> Duration:
-    """Returns seconds as a message."""
-    message = Duration()
-    message.FromTimedelta(timedelta(seconds=seconds))
     return message
 
 

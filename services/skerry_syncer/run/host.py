@@ -144,7 +144,7 @@ class RunHost:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
                 for run in self._runs.values():
                     if run.replica is not None:
-                        tasks.create_task(run.replica.drain(grace_s))
+                        tasks.create_task(run.replica.drain())
         except TimeoutError:
             _LOG.warning("merges did not end in time; another replica will take over", grace_s=grace_s)
 

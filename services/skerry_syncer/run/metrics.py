@@ -209,7 +209,7 @@ _FAILURES: Final = (StoreUnavailableError, StoreFullError)
 
 def _call(operation: str) -> Any:
     async def call(self: MeasuredObjects, *args: Any, **options: Any) -> Any:
-        with self._timed(operation):
+        with self._metrics.store_calls.labels(operation).time(), self._counted(operation):
             return await getattr(self._objects, operation)(*args, **options)
 
     return call
@@ -218,7 +218,7 @@ def _call(operation: str) -> Any:
 def _stream(operation: str) -> Any:
     async def stream(self: MeasuredObjects, *args: Any, **options: Any) -> AsyncIterator[Any]:
         items = getattr(self._objects, operation)(*args, **options)
-        with self._timed(operation):
+        with self._metrics.store_calls.labels(operation).time(), self._counted(operation):
             item = await anext(items, _END)
         while item is not _END:
             yield item
@@ -238,23 +238,13 @@ class MeasuredObjects:
     create, get, write, folders, delete, sync_parent = map(_call, _CALLS)
     stream, list = map(_stream, _STREAMS)
 
-    def __init__(self, objects: Objects, metrics: SyncerMetrics, clock: Clock) -> None:
-        """Measures by `clock`. Every counter of failures begins at 0, so that the first failure is an increase."""
+    def __init__(self, objects: Objects, metrics: SyncerMetrics) -> None:
+        """Every counter of failures begins at 0, so that the first failure is an increase."""
         for operation in (*_CALLS, *_STREAMS):
             for failure in _FAILURES:
                 metrics.store_errors.labels(operation, failure.reason)
         self._objects = objects
         self._metrics = metrics
-        self._clock = clock
-
-    @contextmanager
-    def _timed(self, operation: str) -> Iterator[None]:
-        began_s = self._clock.monotonic_s()
-        try:
-            with self._counted(operation):
-                yield
-        finally:
-            self._metrics.store_calls.labels(operation).observe(self._clock.monotonic_s() - began_s)
 
     @contextmanager
     def _counted(self, operation: str) -> Iterator[None]:

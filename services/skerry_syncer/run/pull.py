@@ -6,11 +6,11 @@ replica, until a collection deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from skerry_syncer.errors import SyncerError, bad_request
+from skerry_syncer.errors import SyncerError
 from skerry_syncer.store.log.entries import ObjectRef
 from skerry_syncer.store.log.state import FragmentState, VersionState
 
@@ -38,95 +38,60 @@ class PullPlan:
         return sum(part.ref.size_bytes for part in self.objects)
 
 
-@dataclass(frozen=True)
-class Resume:
-    """An earlier plan's objects, and where its download stopped."""
-
-    names: tuple[str, ...]
-    object_index: int
-    offset: int
-
-
 def plan_pull(fragment: FragmentState, gone: AbstractSet[str], *, from_version: int, target_version: int) -> PullPlan:
     """Returns the plan with the fewest bytes from `from_version` (-1: none) to `target_version`.
-
-    No updates start from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
-    names are in `gone` were collected.
 
     Raises:
         SyncerError: VERSION_NOT_FOUND: the target does not exist, or its content was collected.
     """
-    target = _version(fragment, target_version)
-    if from_version == target_version:
-        return PullPlan(from_version, target, ())
     plans: list[PullPlan] = []
-    updates: list[PlanObject] = []
-    has_snapshot, version = False, target
-    while not has_snapshot or version.version > from_version >= 0:
-        if version.weights and not has_snapshot and gone.isdisjoint(ref.name for ref in version.weights):
-            has_snapshot = True
-            plans.append(PullPlan(-1, target, (*_snapshot(version), *updates)))
-        update, before = _update(version), fragment.versions.get(version.version - 1)
-        if not update or before is None or not gone.isdisjoint(part.ref.name for part in update):
-            break
-        updates[:0] = update
-        version = before
-        if version.version == from_version:
-            plans.insert(0, PullPlan(from_version, target, tuple(updates)))
+    for plan in _plans(fragment, gone, from_version, target_version):
+        plans.append(plan)
+        if from_version < 0 or plan.from_version >= 0 or plan.objects[0].version <= from_version:
+            break  # every other plan has all of its updates, and more
     if not plans:
         raise SyncerError(
             "VERSION_NOT_FOUND", f"content was collected. fragment={fragment.layout.name}, version={target_version}"
         )
-    return min(plans, key=lambda plan: plan.size_bytes)  # of equal sizes the first: updates
+    return min(plans, key=lambda plan: (plan.size_bytes, -plan.from_version))  # of equal sizes the updates
 
 
 def resume_plan(
-    fragment: FragmentState, gone: AbstractSet[str], resume: Resume, *, from_version: int, target_version: int
+    fragment: FragmentState, gone: AbstractSet[str], names: Sequence[str], *, from_version: int, target_version: int
 ) -> PullPlan:
-    """Returns an earlier plan again, as long as its objects exist.
+    """Returns the plan that has the objects of these names, as long as they exist.
 
     Raises:
-        SyncerError: VERSION_NOT_FOUND: the target is unknown; PLAN_EXPIRED: an object is not there any more;
-            BAD_REQUEST: `resume` does not fit its plan.
+        SyncerError: VERSION_NOT_FOUND: the target is unknown; PLAN_EXPIRED: there is no such plan any more.
     """
-    target = _version(fragment, target_version)
-    if not resume.names and from_version != target_version:
-        raise bad_request("resume names none of the plan's objects")
-    if len(set(resume.names)) < len(resume.names):
-        raise bad_request("resume names an object twice")
-    objects = _named_objects(fragment, target, resume.names)
-    if objects is None or any(part.ref.name in gone for part in objects):
-        raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan")
-    if not 0 <= resume.object_index <= len(objects) or resume.offset < 0:
-        raise bad_request(f"resume is outside the plan. object_index={resume.object_index}, offset={resume.offset}")
-    if resume.object_index < len(objects) and resume.offset > objects[resume.object_index].ref.size_bytes:
-        raise bad_request(f"resume is outside its object. offset={resume.offset}")
-    starts_with_snapshot = bool(objects) and objects[0].is_snapshot
-    return PullPlan(-1 if starts_with_snapshot else from_version, target, tuple(objects))
+    for plan in _plans(fragment, gone, from_version, target_version):
+        if [planned.ref.name for planned in plan.objects] == names:
+            return plan
+    raise SyncerError("PLAN_EXPIRED", "the plan's objects were collected; ask for a new plan")
 
 
-def _version(fragment: FragmentState, number: int) -> VersionState:
-    if number not in fragment.versions:
-        facts = f"fragment={fragment.layout.name}, version={number}, newest={fragment.version}"
+def _plans(
+    fragment: FragmentState, gone: AbstractSet[str], from_version: int, target_version: int
+) -> Iterator[PullPlan]:
+    """Yields all ways to the target, those with the fewest updates first.
+
+    No updates start from a version that a roll-back abandoned; a caller that has one gets a snapshot. Objects whose
+    names are in `gone` were collected.
+    """
+    if target_version not in fragment.versions:
+        facts = f"fragment={fragment.layout.name}, version={target_version}, newest={fragment.version}"
         raise SyncerError("VERSION_NOT_FOUND", f"no such version. {facts}")
-    return fragment.versions[number]
-
-
-def _named_objects(fragment: FragmentState, target: VersionState, names: Sequence[str]) -> list[PlanObject] | None:
-    """Returns the objects of these names, searched from the target backwards; None if one is not there."""
-    objects: dict[str, PlanObject] = {}
-    version: VersionState | None = target
-    while version is not None and not objects.keys() >= set(names):
-        objects.update((part.ref.name, part) for part in (*_snapshot(version), *_update(version)))
-        version = fragment.versions.get(version.version - 1)
-    return [objects[name] for name in names] if objects.keys() >= set(names) else None
-
-
-def _snapshot(version: VersionState) -> list[PlanObject]:
-    return [PlanObject(ref, version.version, is_snapshot=True) for ref in version.weights]
-
-
-def _update(version: VersionState) -> list[PlanObject]:
-    """Returns the objects of the update that made `version`; none if a snapshot made it."""
-    update = () if version.commit is None else version.commit.commit.update
-    return [PlanObject(ref, version.version) for ref in update]
+    target = version = fragment.versions[target_version]
+    updates: tuple[PlanObject, ...] = ()
+    while True:
+        if version.version == from_version:
+            yield PullPlan(from_version, target, updates)
+        if version.weights and gone.isdisjoint(ref.name for ref in version.weights):
+            snapshot = (PlanObject(ref, version.version, is_snapshot=True) for ref in version.weights)
+            yield PullPlan(-1, target, (*snapshot, *updates))
+        update = () if version.commit is None else version.commit.commit.update  # none if a snapshot made the version
+        before = fragment.versions.get(version.version - 1)
+        if not update or before is None or not gone.isdisjoint(ref.name for ref in update):
+            return
+        updates = (*(PlanObject(ref, version.version) for ref in update), *updates)
+        version = before

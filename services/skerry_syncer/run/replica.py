@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
-from skerry.v1.types_pb2 import Draining, Event, RoundOpened
+from skerry.v1.types_pb2 import Event, RoundOpened
 from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
@@ -26,7 +26,7 @@ from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.leases import Leases
 from skerry_syncer.rounds.membership import LearnerReport, MembershipView, participants
 from skerry_syncer.run.advice import AdviceBoard
-from skerry_syncer.run.events import EventStream, Followers, duration_message, events_of, learner_message
+from skerry_syncer.run.events import EventStream, Followers, events_of, learner_message
 from skerry_syncer.run.pace import Pace, wait
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
@@ -86,7 +86,7 @@ class RunReplica:
         self._is_draining = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
-        self.roll_backs = RollBacks(run, workers, self._start, is_draining=lambda: self._is_draining)
+        self.roll_backs = RollBacks(run, workers)
         self._unsubscribe = run.log.subscribe(self._on_entry)
 
     @property
@@ -140,12 +140,12 @@ class RunReplica:
         finally:
             self._tasks = None
             self._unsubscribe()
+            self.roll_backs.end()
             self.followers.close(DrainingError())
 
-    async def drain(self, grace_s: float) -> None:
-        """Announces the drain to followers, closes no further round, and returns when merges have ended."""
+    async def drain(self) -> None:
+        """Sends followers to another replica, closes no further round, and returns when merges have ended."""
         self._is_draining = True
-        self._send(draining=Draining(grace=duration_message(grace_s)))
         self.followers.close(DrainingError())
         self._decide_now.set()
         while self._merges:

@@ -225,7 +225,7 @@ async def test_a_run_can_want_learners_that_were_enrolled_in_it(keys: Path, secu
 
 async def _open_to(port: int, tls: Tls) -> list[grpc.StatusCode]:
     """Returns what a caller gets from health and from reflection."""
-    methods = ("grpc.health.v1.Health/Check", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    methods = ("grpc.health.v1.Health/Check", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     async with connected(port, tls) as stubs:
         calls = [stubs.channel.stream_unary(f"/{method}", None, None)(iter([b""]), timeout=20) for method in methods]
         return [await call.code() for call in calls]
@@ -256,5 +256,5 @@ async def test_a_client_on_the_deny_list_is_refused_and_its_streams_end(keys: Pa
             await pull(ours, run, "body")
         await learner.report()
         with refused(*DENIED):
-            await learner.event("draining")
+            await learner.event("status_changed")
         await attached(theirs, run, "us")

@@ -120,9 +120,8 @@ class FullObjects(DictObjects):
 
 
 async def test_a_failing_store_is_counted_and_its_answers_are_not() -> None:
-    clock = SystemClock()
-    metrics = SyncerMetrics(clock)
-    objects: Objects = MeasuredObjects(FullObjects(), metrics, clock)
+    metrics = SyncerMetrics(SystemClock())
+    objects: Objects = MeasuredObjects(FullObjects(), metrics)
     await objects.create("a", b"1")
     with pytest.raises(ObjectExistsError):
         await objects.create("a", b"2")

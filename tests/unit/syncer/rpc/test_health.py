@@ -15,8 +15,8 @@ async def test_a_watcher_that_reads_slowly_hears_the_last_status_before_its_watc
     context: Any = None
     watch = servicer.Watch(health_pb2.HealthCheckRequest(), context)
     assert (await anext(watch)).status == HealthCheckResponse.SERVING
-    servicer.drain()
-    servicer.end()
+    servicer.is_draining.set()
+    servicer.has_ended.set()
     assert [answer.status async for answer in watch] == [HealthCheckResponse.NOT_SERVING]
 
 

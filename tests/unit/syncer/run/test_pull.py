@@ -7,7 +7,7 @@ import pytest
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.run.pull import Resume, plan_pull, resume_plan
+from skerry_syncer.run.pull import plan_pull, resume_plan
 from skerry_syncer.store.log.entries import ClosedItem, CommittedItem, MergeScalars, ObjectRef
 from skerry_syncer.store.log.state import CommitRecord, FragmentState, VersionState
 
@@ -71,29 +71,18 @@ def test_a_version_without_content_is_not_found(target: int, gone: tuple[str, ..
     assert caught.value.reason == "VERSION_NOT_FOUND"
 
 
-def _resumed(*names: str, index: int = 0, offset: int = 0, gone: str = "") -> list[str]:
-    resume = Resume(names, index, offset)
-    return [part.ref.name for part in resume_plan(FRAGMENT, {gone}, resume, from_version=3, target_version=5).objects]
-
-
-def test_a_resumed_plan_has_the_objects_that_it_names() -> None:
-    assert _resumed("s3", "u4", "u5", index=1, offset=UPDATE_BYTES) == ["s3", "u4", "u5"]
+@pytest.mark.parametrize("names", [["s3", "u4", "u5"], ["u4", "u5"], ["s0", "u1", "u2", "u3", "u4", "u5"]])
+def test_a_resumed_plan_has_the_objects_that_it_names_although_another_one_is_smaller(names: list[str]) -> None:
+    plan = resume_plan(FRAGMENT, set(), names, from_version=3, target_version=5)
+    assert [part.ref.name for part in plan.objects] == names
+    assert plan.from_version == (-1 if names[0].startswith("s") else 3)
 
 
 @pytest.mark.parametrize(
-    ("names", "index", "offset", "gone", "reason"),
-    [
-        (("u4", "u5"), 0, 0, "u5", "PLAN_EXPIRED"),
-        (("u4", "u7"), 0, 0, "", "PLAN_EXPIRED"),  # which is no object on the way
-        ((), 0, 0, "", "BAD_REQUEST"),
-        (("u4", "u4"), 0, 0, "", "BAD_REQUEST"),
-        (("u4", "u5"), 3, 0, "", "BAD_REQUEST"),
-        (("u4", "u5"), 0, UPDATE_BYTES + 1, "", "BAD_REQUEST"),
-    ],
+    ("names", "gone"),
+    [(["u4", "u5"], "u5"), (["s3", "u4", "u5"], "s3"), (["u4", "u7"], ""), ([], ""), (["u4", "u4", "u5"], "")],
 )
-def test_a_resumed_plan_that_does_not_fit_is_refused(
-    names: tuple[str, ...], index: int, offset: int, gone: str, reason: str
-) -> None:
+def test_a_plan_that_is_not_there_any_more_has_expired(names: list[str], gone: str) -> None:
     with pytest.raises(SyncerError) as caught:
-        _resumed(*names, index=index, offset=offset, gone=gone)
-    assert caught.value.reason == reason
+        resume_plan(FRAGMENT, {gone}, names, from_version=3, target_version=5)
+    assert caught.value.reason == "PLAN_EXPIRED"

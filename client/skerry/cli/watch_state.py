@@ -44,7 +44,8 @@ class LearnerView:
             return
         if now.report.HasField("loss") and (not self.losses or self.losses[-1] != now.report.loss):
             self.losses.append(now.report.loss)
-        if self._reports and now.report.sent_bytes < self._reports[-1][1].sent_bytes:
+        last = self._reports[-1][1] if self._reports else now.report
+        if now.report.sent_bytes < last.sent_bytes or now.report.received_bytes < last.received_bytes:
             self._reports.clear()
         self._reports.append((now_s, now.report))
 

@@ -51,6 +51,15 @@ def test_bandwidth_is_a_mean_over_the_last_reports_and_begins_anew_with_the_lear
     assert rates(135, from_s=9) == (1000, 2000)
 
 
+def test_bandwidth_begins_anew_with_a_learner_that_had_sent_nothing() -> None:
+    state = started()
+    for second, received_bytes in enumerate((9_000, 1_000, 1_125)):
+        body = v1.LearnerReport(step_count=10, received_bytes=received_bytes)
+        status = v1.LearnerStatus(learner_id="us", is_live=True, report=body)
+        state.apply(v1.Event(position=5, learner=status), float(second))
+    assert state.learners["us"].bits_per_s == (0, 1000)
+
+
 def test_before_a_second_report_bandwidth_is_the_mean_of_all_steps() -> None:
     body = v1.LearnerReport(step_count=100, sent_bytes=1_000_000)
     body.step_time.FromMilliseconds(500)

@@ -172,6 +172,7 @@ class Replicas:
         if self.proxy and not self.has_tls:
             _log.warning(f"calls go through a proxy, in plaintext. {self.proxy}")
         self._replicas = {(target, ""): Replica(target, tls, is_alone=len(targets) == 1) for target in targets}
+        self._gone: list[Replica] = []  # whose address the name no longer has, while they have calls
         self._turns: Counter[int] = Counter()  # the place of the next replica, by the number of the connection
         # A proxy wants names as they are.
         self._looks_up_at_s = float("-inf") if any(map(_is_name, targets)) and not self.proxy else float("inf")
@@ -179,7 +180,7 @@ class Replicas:
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Replica]:
-        return iter((*self._replicas.values(),))
+        return iter((*self._replicas.values(), *self._gone))
 
     @property
     def has_others(self) -> bool:
@@ -231,12 +232,13 @@ class Replicas:
                     keys += [(target, address) for address in addresses or [""]]
         except OSError:  # names can't be looked up now
             return
-        gone = {key: replica for key, replica in self._replicas.items() if key not in keys}
+        gone = [*self._gone, *(replica for key, replica in self._replicas.items() if key not in keys)]
         self._replicas = {
             key: self._replicas.get(key) or Replica(key[0], self._tls, address=key[1], is_alone=len(keys) == 1)
             for key in keys
-        } | {key: replica for key, replica in gone.items() if replica.calls}
-        for replica in gone.values():
+        }
+        self._gone = [replica for replica in gone if replica.calls]
+        for replica in gone:
             if not replica.calls:
                 await replica.close()
 

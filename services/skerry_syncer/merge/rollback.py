@@ -28,13 +28,6 @@ _LOG: Final = get_logger(__name__)
 _ANSWER_S: Final = 2.0
 
 
-class Progress(NamedTuple):
-    """How many of a run's fragments are stored for a roll-back."""
-
-    stored_count: int
-    fragment_count: int
-
-
 class _Storing(NamedTuple):
     """What one request rolls back to, while it is stored."""
 
@@ -56,10 +49,11 @@ class RollBacks:
         for storing in self._begun.values():
             storing.task.cancel()
 
-    async def roll_back(self, request_id: str, target_position: int) -> Progress | None:
+    async def roll_back(self, request_id: str, target_position: int) -> tuple[int, int] | None:
         """Gives every fragment its next version, with the content that it had at `target_position`.
 
-        Returns None when that is done, and after some seconds how far it is; the same call again goes on.
+        Returns None when that is done, and after some seconds how many fragments are stored, and how many there are;
+        the same call again goes on.
 
         Raises:
             SyncerError: VERSION_NOT_FOUND: no such position, or the content was collected; RUN_CLOSED, RUN_DRAFT;
@@ -75,7 +69,7 @@ class RollBacks:
         task, stored = self._begun[request_id]
         await asyncio.wait([task], timeout=_ANSWER_S)
         if not task.done():
-            return Progress(len(stored), len(self._run.state.fragments))
+            return len(stored), len(self._run.state.fragments)
         self._begun.pop(request_id, None)
         if task.cancelled():
             raise DrainingError

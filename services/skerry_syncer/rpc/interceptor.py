@@ -31,7 +31,7 @@ from skerry_syncer.access.limits import (
 )
 from skerry_syncer.access.roles import check_message, check_role
 from skerry_syncer.errors import SyncerError, bad_request
-from skerry_syncer.rpc.status import reason_of, status_of
+from skerry_syncer.rpc.status import as_syncer_error, status_of
 from skerry_syncer.run.metrics import SyncerMetrics
 from skerry_syncer.store.errors import StoreError
 
@@ -169,7 +169,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
 
     def _refused(self, error: Exception, method: str, context: Context) -> status_pb2.Status:
         """Returns the status for `error`, once it is counted and logged."""
-        status, reason = status_of(error), reason_of(error)
+        status, reason = status_of(error), as_syncer_error(error).reason
         self._metrics.refusals.labels(method, reason).inc()
         if status.code == code_pb2.INTERNAL:
             _LOG.error("call failed", method=method, reason=reason, exc_info=error)

@@ -45,8 +45,8 @@ _CODES: Final = {reason: code for code, reasons in _REASONS.items() for reason i
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """Returns the status for `error`. An error that is not this project's own becomes INTERNAL, without its message."""
-    known = _as_syncer_error(error)
+    """Returns the status for `error`."""
+    known = as_syncer_error(error)
     status = status_pb2.Status(code=_CODES.get(known.reason, code_pb2.INTERNAL), message=str(known)[:_MAX_MESSAGE])
     info = error_details_pb2.ErrorInfo(reason=known.reason, domain=DOMAIN, metadata=known.metadata)
     status.details.add().Pack(info)
@@ -57,12 +57,8 @@ def status_of(error: Exception) -> status_pb2.Status:
     return status
 
 
-def reason_of(error: Exception) -> str:
-    """Returns the reason of `skerry.v1.ErrorReason` for `error`, without its prefix."""
-    return _as_syncer_error(error).reason
-
-
-def _as_syncer_error(error: Exception) -> SyncerError:
+def as_syncer_error(error: Exception) -> SyncerError:
+    """Returns what a client is told; an error that is not this project's own becomes INTERNAL, without its message."""
     match error:
         case SyncerError():
             return error

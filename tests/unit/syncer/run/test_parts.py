@@ -15,7 +15,7 @@ from skerry.wire.errors import FrameError
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.rpc.status import reason_of
+from skerry_syncer.rpc.status import as_syncer_error
 from skerry_syncer.run.parts import ArrivingPart, ByteBudget
 
 LAYOUT = FragmentLayout("body", (TensorSpec("a", (32, 32)), TensorSpec("b", (32, 32))))
@@ -133,7 +133,7 @@ def _not_finite() -> bytes:
 def test_a_part_is_refused_by_what_its_frames_hold(data: bytes, reason: str) -> None:
     with pytest.raises((SyncerError, FrameError)) as caught:
         _arrived(data)
-    assert reason_of(caught.value) == reason
+    assert as_syncer_error(caught.value).reason == reason
 
 
 def test_a_part_with_more_bytes_than_it_may_have_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -75,7 +75,7 @@ class SingleProcess:
             settings = settings_of(**options)
             if options.get("learner_id") is None:
                 settings = replace(settings, learner_id=self._own_id())
-            self._open(parameters, settings, lambda: GrpcTransport(options["target"], **connection_of(options)))
+            self._open(parameters, settings, options)
             self._attach(parameters)
         except BaseException:
             self._closing.close()
@@ -93,20 +93,22 @@ class SingleProcess:
         self,
         parameters: Parameters,
         settings: ExchangeSettings,
-        connect: Callable[[], GrpcTransport],
+        options: LearnerOptions,
         *,
         boundary: Callable[[StepClock, Post], Boundary] = Boundary,
         lane_count: int = LANE_COUNT,
-        others: Callable[[], Sequence[Stats]] = tuple,
+        **between_ranks: Any,
     ) -> None:
-        """Makes the exchange, and what it needs; calls nobody yet."""
+        """Makes the exchange, and what it needs; calls nobody yet. `between_ranks` are arguments of `ExchangeLoop`."""
         self.learner_id = settings.learner_id
         self._last_work = LastWork()
         workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._closing.callback(workers.close)
         self._thread = LoopThread(f"skerry-{settings.learner_id}")
         self._closing.callback(self._thread.close)
-        transport = self._thread.call(connect)
+        transport = self._thread.call(
+            lambda: GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
+        )
         self._closing.callback(lambda: self._thread.run(transport.close()))
         self._exchange = ExchangeLoop(
             Calls(transport, Retry(RetrySettings(), system_random(), is_transient), lane_count=lane_count),
@@ -115,7 +117,7 @@ class SingleProcess:
             workers=workers,
             entropy=SystemEntropy(),
             boundary=boundary(SystemClock(), self._thread.loop.call_soon_threadsafe),
-            others=others,
+            **between_ranks,
         )
 
     def _attach(self, parameters: Parameters, **share: int) -> None:
@@ -207,11 +209,6 @@ class SingleProcess:
         stats = self.stats
         if (lost := stats.unsent_step_count) and not (stats.is_closed or self._thread.is_over):
             _log.warning("the process ends with steps that the run does not have. leave() sends them", steps=lost)
-
-
-def connection_of(options: LearnerOptions) -> dict[str, Any]:
-    """Returns what a transport is made with beside its target."""
-    return {"tls": options.get("tls"), "jitter": system_random()}
 
 
 class ArrayLearner:

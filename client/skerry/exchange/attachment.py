@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -39,10 +39,17 @@ class Attachment:
         session: Session,
         fragments: Mapping[str, FragmentExchange],
         others: Callable[[], Sequence[Stats]] = tuple,
+        relay: Callable[[exchange_pb2.AttachResponse], None] = lambda _: None,
     ) -> None:
-        """Call `run` to attach; `fragments`, by name, get the events. Reports are of this process and `others`."""
+        """Call `run` to attach; `fragments`, by name, get the events. Reports are of this process and `others`.
+
+        Of several processes of one session the first one has the stream, and `relay` gets what it hears.
+        """
         self._session = session
         self._others = others
+        self._relay = relay
+        self.is_first = True
+        self.heard: asyncio.Queue[exchange_pb2.AttachResponse | None] = asyncio.Queue()  # by the first process
         self._fragments = fragments
         self._lease_term_s = 0.0  # until it is attached
         self._leaving = asyncio.Event()
@@ -103,6 +110,7 @@ class Attachment:
         """Tells the syncer that this learner leaves, so that no round waits for it."""
         self._leaving.set()
         self.report_due.set()
+        self.heard.put_nowait(None)
         if self._session.attached.is_set():
             try:
                 async with asyncio.timeout(_LEAVE_TIMEOUT_S):
@@ -115,10 +123,12 @@ class Attachment:
         if self._leaving.is_set():
             return
         answered = asyncio.get_running_loop().create_future()
-        responses = self._session.calls.transport.attach(self._reports(answered))
+        transport = self._session.calls.transport
+        responses = transport.attach(self._reports(answered)) if self.is_first else self._heard_first()
         try:
             async with aclosing(responses):
                 async for response in responses:
+                    self._relay(response)
                     if response.HasField("attached"):
                         self._on_attached(response.attached)
                         if not answered.done():
@@ -129,6 +139,11 @@ class Attachment:
             answered.cancel()  # gRPC leaves a task that waits for the next report after a refusal
         if not self._leaving.is_set():
             raise error_of("UNREACHABLE", "attach stream ended")
+
+    async def _heard_first(self) -> AsyncGenerator[exchange_pb2.AttachResponse, None]:
+        """Yields what the first process of the session hears, until this one leaves."""
+        while (response := await self.heard.get()) is not None:
+            yield response
 
     async def _reports(self, answered: asyncio.Future[None]) -> AsyncIterator[exchange_pb2.AttachRequest]:
         session = self._session

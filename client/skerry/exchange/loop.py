@@ -7,7 +7,7 @@ thread of its own; a simulation runs it, and `step` with it, in virtual time ove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final
@@ -33,7 +33,7 @@ from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
 from skerry.stats import LastWork, Stats
-from skerry.v1 import capabilities_pb2, types_pb2
+from skerry.v1 import capabilities_pb2, exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, kernels
 from skerry.wire.messages import layouts_from_messages
 from skerry.wire.policy import Policy
@@ -63,14 +63,18 @@ class ExchangeLoop:
         entropy: Entropy,
         boundary: Boundary,
         others: Callable[[], Sequence[Stats]] = tuple,
+        relay: Callable[[exchange_pb2.AttachResponse], None] = lambda _: None,
     ) -> None:
-        """Call `join` before anything else. `others` returns the statistics of the session's other processes."""
+        """Call `join` before anything else. `others` returns the statistics of the session's other processes.
+
+        `relay` gets what the first of them hears from the syncer, which the others are told by `hear`.
+        """
         self._boundary = boundary
         self._session = Session(calls, parameters, settings, workers=workers, entropy=entropy, boundary=boundary)
         self._joining: Joining | None = None  # of the first process of the session
         self.layouts: tuple[FragmentLayout, ...] = ()  # of the run's fragments, once it is joined
         self._fragments: dict[str, FragmentExchange] = {}
-        self._attachment = Attachment(self._session, self._fragments, others)
+        self._attachment = Attachment(self._session, self._fragments, others, relay)
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
         self._acknowledged_count = 0  # at the last reminder
@@ -234,6 +238,7 @@ class ExchangeLoop:
         await self.connect()
         run, joining = await find_or_create(session)
         self._joining = None if number else joining
+        self._attachment.is_first = not number
         if run.status not in (types_pb2.RUN_STATUS_OPEN, types_pb2.RUN_STATUS_DRAFT):
             raise RunClosedError("RUN_CLOSED", f"the run is closed. run={run.name}")
         session.run_uid = run.uid
@@ -333,6 +338,11 @@ class ExchangeLoop:
         self._session.remind_of_causes()
         await self._attachment.leave()
         self._session.end()
+
+    def hear(self, responses: Iterable[exchange_pb2.AttachResponse]) -> None:
+        """Takes what the session's first process has heard from the syncer."""
+        for response in responses:
+            self._attachment.heard.put_nowait(response)
 
     def stop(self, error: SkerryError) -> None:
         """Ends the exchange because of an error, as if it were this process's own."""

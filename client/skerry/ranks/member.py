@@ -9,7 +9,7 @@ the same view of the exchange.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -23,18 +23,18 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-from skerry.array_learner import LearnerOptions, SingleProcess, connection_of, settings_of
+from skerry.array_learner import LearnerOptions, SingleProcess, settings_of
 from skerry.errors import SkerryError, StopExchangingError
 from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.model.torch.parameters import CopyOf, TorchParameters
 from skerry.net.transport import LANE_COUNT
 from skerry.ranks.island import Island
 from skerry.ranks.parameters import IslandParameters
-from skerry.ranks.transport import RankTransport
 from skerry.ranks.turns import TurnBoundary, Waiting
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
 from skerry.stats import LastWork, Stats, sum_of
+from skerry.v1 import exchange_pb2
 
 _log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ class RankReport:
     stats: Stats  # of its own fragments
     waiting: Waiting
     sums: list[tuple[str, int]]  # of what was changed since the last meeting: replicas must have the same
-    heard: list[bytes]  # from the syncer, by the first rank
+    heard: list[exchange_pb2.AttachResponse]  # from the syncer, by the first rank
     told: Any = None  # what this call is about
 
 
@@ -79,7 +79,7 @@ class ManyRanks(SingleProcess):
         self._last_work = LastWork()
         self._work_of_all: LastWork | None = None  # what all ranks left with
         self._failure: SkerryError | None = None
-        self._transport: RankTransport
+        self._heard: deque[exchange_pb2.AttachResponse] = deque()  # from the syncer, by the first rank
         self._restoring: Future[None] | None = None
         self._reports: list[RankReport] = []
         self._call = ""
@@ -117,10 +117,6 @@ class ManyRanks(SingleProcess):
             create=settings.create and rank == 0,
         )
 
-        def connect() -> RankTransport:
-            self._transport = RankTransport(options["target"], is_first=not rank, **connection_of(options))
-            return self._transport
-
         def boundary(*arguments: Any) -> TurnBoundary:
             self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
             return self._boundary
@@ -128,10 +124,11 @@ class ManyRanks(SingleProcess):
         self._open(
             self._parameters,
             settings,
-            connect,
+            options,
             boundary=boundary,
             lane_count=max(1, LANE_COUNT // island.size),
             others=lambda: [report.stats for report in self._reports[1:]],
+            relay=self._heard.append,
         )
         reaches = True
         try:
@@ -295,14 +292,14 @@ class ManyRanks(SingleProcess):
             exchange.stats,
             self._boundary.waiting,
             self._parameters.take_sums(),
-            self._transport.take_heard(),
+            [self._heard.popleft() for _ in range(len(self._heard))],
             told,
         )
         self._reports = reports = self._island.all_gather(own)
         self._check(reports)
         self._boundary.take_turns([report.waiting for report in reports])
         if self._island.rank and (self._is_joining or self._boundary.exchanges):
-            loop.call_soon_threadsafe(self._transport.hear, reports[0].heard)
+            loop.call_soon_threadsafe(exchange.hear, reports[0].heard)
         failures = [report.stats.failure for report in reports if report.stats.failure]
         if failures and own.stats.failure is None:
             loop.call_soon_threadsafe(exchange.stop, failures[0])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Required, Self, TypedDict, Unpack
 
 import numpy as np
@@ -29,9 +28,8 @@ from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
 from skerry.net.transport import LANE_COUNT
 from skerry.runtime.clock import StepClock, SystemClock
-from skerry.runtime.identifiers import SystemEntropy, system_random
+from skerry.runtime.identifiers import SystemEntropy, new_learner_id, system_random
 from skerry.runtime.logs import get_logger
-from skerry.runtime.own_id import own_id
 from skerry.runtime.workers import ThreadWorkers
 from skerry.stats import LastWork, Stats
 from skerry.wire.policy import Policy
@@ -72,22 +70,13 @@ class SingleProcess:
         """Attaches to the run and loads its newest weights."""
         self._closing = ExitStack()
         try:
-            settings = settings_of(**options)
-            if options.get("learner_id") is None:
-                settings = replace(settings, learner_id=self._own_id())
-            self._open(parameters, settings, options)
+            self._open(parameters, settings_of(**options), options)
             self._attach(parameters)
         except BaseException:
             self._closing.close()
             raise
         atexit.register(self._say_forgotten)
         self._closing.callback(atexit.unregister, self._say_forgotten)
-
-    def _own_id(self) -> str:
-        learner_id, lock = own_id(Path(".skerry"))
-        if lock is not None:
-            self._closing.enter_context(lock)
-        return learner_id
 
     def _open(
         self,
@@ -231,8 +220,7 @@ class ArrayLearner:
             healthy one.
         run: the run's name.
         learner_id: this learner's name, unique in the run; a newer process with the same id takes its place. By default
-            the host's name and a random suffix, which the folder `.skerry` keeps for a process that starts again here;
-            a copy of the folder counts as another one.
+            the host's name and a random suffix, so that a process that starts again is another learner.
         region: where the learner runs, shown to people.
         create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
         policy: the policy of a run that is created; an existing run keeps its own.
@@ -383,21 +371,18 @@ class ArrayLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has counts go on after those of `state_dict`; the model keeps the run's weights.
 
-        Call it after attaching and before the first step. A warning says so if the state is another learner's.
+        Call it after attaching and before the first step. A learner made with the state's `learner_id` goes on as the
+        same learner.
 
         Raises:
             ValueError: it is not what `state_dict` returned, or a step was counted already.
         """
         self._process.check()
         try:
-            learner_id, *counts = state["learner_id"], int(state["step_count"]), int(state["token_count"])
+            counts = int(state["step_count"]), int(state["token_count"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not what state_dict() of a learner returned. cause={error!r}") from error
         self.count_from(*counts)
-        if learner_id != (own := self._backend.learner_id):
-            _log.warning(
-                "the state is of another learner: give its learner_id to be that one", own=own, other=learner_id
-            )
 
     def count_from(self, step_count: int, token_count: int) -> None:
         """Has counts of steps and tokens go on after those of an earlier process, where no `state_dict` brings them.
@@ -456,15 +441,15 @@ def settings_of(
 ) -> ExchangeSettings:
     """Returns the settings of a learner with these `LearnerOptions`; connects to nothing and writes nothing.
 
-    The id of a learner that is to choose its own is a placeholder.
-
     Raises:
         TypeError, ValueError: an argument can't be right; the message says which and why.
     """
     check_policy(policy)
     if planned_step_count is not None:
         policy = replace(policy or Policy(), planned_step_count=planned_step_count)
-    settings = ExchangeSettings(learner_id="learner" if learner_id is None else learner_id, policy=policy, **others)
+    settings = ExchangeSettings(
+        learner_id=new_learner_id() if learner_id is None else learner_id, policy=policy, **others
+    )
     for files in check_target(target, tls):
         check_certificate(files, settings.run, learner_id)
     return settings

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skerry.net.tls_options import with_tls
+from skerry.runtime.identifiers import new_learner_id
 from skerry.runtime.options import TARGET, run_argument
 from skerry.wire.layout import check_name
-from skerry_learner.settings import LEARNERS, LearnSettings, with_learn_options
+from skerry_learner.settings import LearnSettings, with_learn_options
 
 if TYPE_CHECKING:
     from skerry import Learner, Policy
@@ -50,13 +51,14 @@ def learn(**options: Any) -> None:
 
     The learner does not wait for the network: training goes on while the network is slow or the syncer is down. On
     SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
-    with the same --work-dir, it resumes from the checkpoint.
+    with the same --learner-id or --work-dir, it resumes from the checkpoint.
     """
     settings = LearnSettings(**{name: value for name, value in options.items() if value is not None})
     policy = _policy(settings)
     _check(settings)
+    learner_id = settings.learner_id or ("alone" if settings.is_alone else new_learner_id())
+    settings = replace(settings, learner_id=learner_id)
     try:
-        settings = replace(settings, learner_id=settings.learner_id or _own_id(settings))
         settings.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
@@ -97,18 +99,6 @@ def _policy(settings: LearnSettings) -> Policy:
         return Policy.from_json(values)
     except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
-
-
-def _own_id(settings: LearnSettings) -> str:
-    """Returns an id that no other process of the working folder has."""
-    from skerry.runtime.own_id import own_id
-
-    if settings.is_alone:
-        return "alone"
-    name, lock = own_id(settings.work_directory or LEARNERS)
-    if lock is not None:
-        click.get_current_context().with_resource(lock)
-    return name
 
 
 def _learn(settings: LearnSettings, policy: Policy) -> TrainingPosition:

@@ -82,7 +82,7 @@ class LearnSettings:
     tls: Tls | Insecure | None = None
     run: str = "demo"
     learner_id: str = _option(
-        "--learner-id", _LEARNER, "", "Unique name in the run.  [default: host and random suffix, kept in --work-dir]"
+        "--learner-id", _LEARNER, "", "Unique name in the run.  [default: host and random suffix]"
     )
     region: str = _option("--region", _REGION, "", "Where this learner is; for display only.")
     metrics: str | None = _option("--metrics", ADDRESS, None, "HOST:PORT for Prometheus to find metrics.")

@@ -105,11 +105,7 @@ class ManyRanks(SingleProcess):
     def _join(self, settings: ExchangeSettings, options: LearnerOptions) -> None:
         """Joins the run, one rank after another; the first one may create it."""
         island, rank = self._island, self._island.rank
-        ids = None
-        if rank == 0:
-            has_id = options.get("learner_id") is not None
-            ids = settings.learner_id if has_id else self._own_id(), SystemEntropy().hex_id()
-        learner_id, session_id = island.tell(0, ids)
+        learner_id, session_id = island.tell(0, (settings.learner_id, SystemEntropy().hex_id()))
         settings = replace(
             settings,
             learner_id=learner_id,

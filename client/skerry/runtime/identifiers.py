@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import secrets
+import socket
 from typing import Protocol
 
 
@@ -25,3 +27,9 @@ class SystemEntropy:
 def system_random() -> random.Random:
     """Returns a generator for jitter, seeded by the machine so that processes do not retry in step."""
     return random.Random(secrets.randbits(64))
+
+
+def new_learner_id() -> str:
+    """Returns the host's name and a random suffix: the id of a learner that was given none."""
+    host = re.sub("[^a-z0-9._-]+", "-", socket.gethostname().lower())[:48].strip("-._")
+    return f"{host or 'learner'}-{secrets.token_hex(3)}"

@@ -79,7 +79,7 @@ class Peer:
     async def push(self, delta: Delta) -> None:
         """Pushes until the delta is acknowledged, and so durable."""
         session = self.session
-        await push(session.calls, delta, seen_position=self.run.position, stored=(), count_bytes=session.tally.sent)
+        await push(session.calls, delta, seen_position=self.run.position, stored=(), tally=session.tally)
 
 
 @asynccontextmanager

@@ -113,14 +113,6 @@ class Tally:
         self._staleness: deque[int] = deque(maxlen=_RECENT)
         self._waiting_s: deque[float] = deque(maxlen=_RECENT)
 
-    def sent(self, size_bytes: int) -> None:
-        """Counts bytes of frames that went up."""
-        self.bytes_up += size_bytes
-
-    def received(self, size_bytes: int) -> None:
-        """Counts bytes of updates and snapshots that came down."""
-        self.bytes_down += size_bytes
-
     def not_merged(self, cause: str, *, is_lost: bool) -> int:
         """Counts a delta whose work goes into a later one, or is lost; returns how many have had the cause."""
         if is_lost:

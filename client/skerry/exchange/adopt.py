@@ -31,7 +31,6 @@ class Pulled:
     version: int
     digest: bytes
     weights: FlatArray  # (numel,)
-    position: int  # that the plan reflects
 
 
 class PlanApplier:

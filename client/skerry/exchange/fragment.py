@@ -234,7 +234,7 @@ class FragmentExchange:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
-            await self._ask_fate(session.position)
+            await self._ask_fate()
         self._wake.clear()
 
     def _take_progress(self) -> bool:
@@ -283,7 +283,7 @@ class FragmentExchange:
         session, state = self._session, self.state
         stored: set[tuple[int, int, bytes]] = set()
         if isinstance(state, Sending) and state.was_tried:
-            known = await self._ask_fate(session.position)
+            known = await self._ask_fate()
             stored = {(part.first, part.numel, part.digest) for part in known.parts}
             state = self.state
         if not isinstance(state, Sending):
@@ -295,7 +295,7 @@ class FragmentExchange:
                 state.delta,
                 seen_position=session.position,
                 stored=stored,
-                count_bytes=session.tally.sent,
+                tally=session.tally,
                 is_repeated=state.was_tried,
             )
         except SkerryError as error:
@@ -306,14 +306,14 @@ class FragmentExchange:
             raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
         self.on_fate(response.fate)
 
-    async def _ask_fate(self, position: int) -> exchange_pb2.QueryPushResponse:
-        """Asks what is known of the delta at `position` or later, and takes note of it."""
+    async def _ask_fate(self) -> exchange_pb2.QueryPushResponse:
+        """Asks what is known of the delta now, and takes note of it."""
         session, state = self._session, self.state
         assert isinstance(state, Sending | InFlight)
         request = exchange_pb2.QueryPushRequest(
             run=session.run,
             run_uid=session.run_uid,
-            seen_position=position,
+            seen_position=session.position,
             fragment=self.layout.name,
             delta_id=state.delta.delta_id,
         )
@@ -394,19 +394,17 @@ class FragmentExchange:
     async def _is_merged_into(self, pulled: Pulled) -> bool:
         """Whether the delta in flight is in `pulled` or an earlier version; asks the syncer if no event has told."""
         if isinstance(self.state, InFlight) and self.state.is_pending:
-            await self._session.calls.retry.call(lambda: self._ask_fate(pulled.position))  # or the pull was for nothing
+            await self._session.calls.retry.call(self._ask_fate)  # or the pull was for nothing
         state = self.state
         return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 
-    def restore_if_poisoned(self) -> bool:
-        """Loads the base if the weights are not finite; for the training thread. Returns whether it did."""
-        if self._session.parameters.is_finite(self.layout):
-            return False
+    def restore(self) -> None:
+        """Loads the base; for the training thread."""
         self._session.parameters.load(self.layout, self.ledger.base)()
-        return True
+        self._session.changed.append(self.layout.name)
 
     def restored(self, trained: Trained) -> None:
-        """Takes note that `restore_if_poisoned` has loaded the base; the caller holds the lock."""
+        """Takes note that `restore` has loaded the base; the caller holds the lock."""
         self._lost(trained.step_count - self.ledger.sent_until.step_count, _NOT_FINITE)
         self.state = fragment_state.restored(self.state, trained)
 

@@ -20,6 +20,7 @@ from skerry.exchange.session import DEFAULT_PART_SIZE_BYTES, Calls, Session
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
+from skerry.stats import Tally
 from skerry.v1 import exchange_pb2, runs_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, NonFiniteError
 from skerry.wire.frames import encode_frames
@@ -98,7 +99,7 @@ async def create_run(
         return Delta(header, parts)
 
     async def pushed(delta: Delta, position: int) -> int:
-        response = await push(calls, delta, seen_position=position, stored=(), count_bytes=lambda _: None)
+        response = await push(calls, delta, seen_position=position, stored=(), tally=Tally())
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
             raise error_of("INCOMPLETE", f"initial weights were not accepted. fragment={delta.header.fragment}")
         return max(position, response.position)

@@ -144,8 +144,7 @@ class ExchangeLoop:
         ):
             _log.error(
                 "the run takes none of this learner's work, training goes on",
-                run=session.settings.run,
-                learner=session.settings.learner_id,
+                **session.facts,
                 unsent_steps=unsent_count,
                 reason=problem.reason if (problem := session.standing_problem) else "",
                 because=str(problem or "its deltas wait for rounds that do not close"),
@@ -296,7 +295,7 @@ class ExchangeLoop:
             session.tally.parameters_down_count += layout.numel
         ledger = Ledger(version.version, version.digest, anchor, base)
         return FragmentExchange(
-            session, layout, ledger, contributed_step=contributed_step, restore_all=self.restore_poisoned
+            session, layout, ledger, contributed_step=contributed_step, restore_all=self.restore_all
         )
 
     # Running.
@@ -368,20 +367,23 @@ class ExchangeLoop:
         for fragment in self._fragments.values():
             fragment.wake()
 
-    async def restore_poisoned(self) -> None:
-        """Loads the base into every fragment whose weights are not finite, all at one step boundary."""
-        fragments = list(self._fragments.values())
+    async def restore_all(self) -> None:
+        """Loads the base into every fragment at one step boundary: weights of one that are not finite spoil the others.
+
+        A gradient that is not finite has mostly spoiled all of them by then, so none is asked whether it is.
+        """
         async with AsyncExitStack() as stack:
+            fragments = list(self._fragments.values())
             for fragment in fragments:
                 await stack.enter_async_context(fragment.lock)
 
-            def restore() -> tuple[list[FragmentExchange], Trained]:
-                restored = [fragment for fragment in fragments if fragment.restore_if_poisoned()]
-                self._session.changed += [fragment.layout.name for fragment in restored]
-                return restored, self._session.trained
+            def restore() -> Trained:
+                for fragment in fragments:
+                    fragment.restore()
+                return self._session.trained
 
-            restored, trained = await self._boundary.run(restore, is_common=True)
-            for fragment in restored:
+            trained = await self._boundary.run(restore, is_common=True)
+            for fragment in fragments:
                 fragment.restored(trained)
 
 

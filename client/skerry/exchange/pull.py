@@ -109,7 +109,7 @@ class _Download:
         plan = self._applier.plan
         self._session.saw(plan.position)
         weights = await self._session.workers.run(self._applier.finish)
-        return Pulled(plan.target.version, plan.target.digest, weights, plan.position)
+        return Pulled(plan.target.version, plan.target.digest, weights)
 
     @property
     def _is_complete(self) -> bool:
@@ -182,7 +182,7 @@ class _Download:
 
     async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[v1.PullData]:
         while (response := await self._next(responses)) is not None:
-            self._session.tally.received(len(response.data.data))
+            self._session.tally.bytes_down += len(response.data.data)
             yield response.data
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:

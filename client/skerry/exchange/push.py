@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.errors import error_of
 from skerry.exchange.session import Calls, Session
 from skerry.model.interface import EncodeFrames
+from skerry.stats import Tally
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import Encoding, FragmentLayout
 from skerry.wire.codecs import cut_parts
@@ -117,7 +118,7 @@ async def push(
     *,
     seen_position: int,
     stored: Collection[tuple[int, int, bytes]],
-    count_bytes: Callable[[int], None],
+    tally: Tally,
     is_repeated: bool = False,
 ) -> v1.PushDeltaResponse:
     """Sends what is not among the `stored` parts, and completes the push.
@@ -148,7 +149,7 @@ async def push(
             for request in part_requests(waiting.popleft()):
                 if is_open:
                     guard.reschedule(loop.time() + calls.stall_timeout_s)
-                count_bytes(len(request.data))
+                tally.bytes_up += len(request.data)
                 yield request
         if not is_first:
             return

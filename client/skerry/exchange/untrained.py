@@ -24,13 +24,12 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     Raises:
         RefusedError: FROZEN_DIFFERS: they are others, and the settings don't allow that.
     """
-    facts = {"run": session.settings.run, "learner": session.settings.learner_id}
     own = await session.workers.run(session.parameters.untrained)
     if loose := [tensor.name for tensor in own if tensor.checksum is None]:
         _log.warning(
             "buffers, and frozen parameters that are offloaded, quantised, sparse or nested, are neither synchronised "
             "nor compared: each learner keeps its own values, and exports take them from --base",
-            **facts,
+            **session.facts,
             count=len(loose),
             names=loose[:_NAMED],
         )
@@ -38,7 +37,8 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     if not theirs:
         if any(tensor.checksum is not None for tensor in own):
             _log.warning(
-                "the run has no record of frozen parameters: whether learners have the same is not checked", **facts
+                "the run has no record of frozen parameters: whether learners have the same is not checked",
+                **session.facts,
             )
         return
     differences = dict(_differences(own, theirs))
@@ -53,7 +53,7 @@ async def check_untrained(session: Session, run: types_pb2.Run) -> None:
     if differences:
         _log.warning(
             "frozen parameters are not those that the run was created with, as allowed",
-            **facts,
+            **session.facts,
             differences=_counted(list(differences.values()), theirs),
         )
 

@@ -96,9 +96,6 @@ class Parameters(Protocol):
     def load(self, layout: FragmentLayout, values: FlatArray) -> Work:
         """Returns a function that overwrites the weights."""
 
-    def is_finite(self, layout: FragmentLayout) -> bool:
-        """Whether every weight is a finite number."""
-
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
         """Returns the values on the parameters' device; may be `values` itself."""
 
@@ -174,10 +171,6 @@ class ArrayParameters:
     def load(self, layout: FragmentLayout, values: NDArray[np.float32]) -> Work:
         """Returns a function that overwrites the weights."""
         return self._work(layout, values, lambda array, piece: np.copyto(array, piece, casting="same_kind"))
-
-    def is_finite(self, layout: FragmentLayout) -> bool:
-        """Whether every weight is a finite number."""
-        return all(bool(np.isfinite(self._arrays[tensor.name]).all()) for tensor in layout.tensors)
 
     def from_host(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns `values`."""

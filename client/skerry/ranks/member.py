@@ -299,10 +299,10 @@ class ManyRanks(SingleProcess):
         failures = [report.stats.failure for report in reports if report.stats.failure]
         if failures and own.stats.failure is None:
             loop.call_soon_threadsafe(exchange.stop, failures[0])
-        # Where weights of one rank are not finite, all are restored at one step, for gradients spread it.
+        # Where weights of one rank are not finite, all are restored at one step, since gradients spread that.
         is_wanted = any(report.waiting.has_common_work for report in reports)
         if is_wanted and own.waiting.has_common_work is False and (not self._restoring or self._restoring.done()):
-            self._restoring = self._thread.start(exchange.restore_poisoned())
+            self._restoring = self._thread.start(exchange.restore_all())
         return reports
 
     def _check(self, reports: Sequence[RankReport]) -> None:

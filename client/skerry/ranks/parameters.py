@@ -111,12 +111,6 @@ class IslandParameters:
         """Returns a function that overwrites the weights on all ranks."""
         return self._change("load", layout, values)
 
-    def is_finite(self, layout: FragmentLayout) -> bool:
-        """Whether every weight is a finite number, at all ranks."""
-        answers: list[bool] = []
-        self._together("is_finite", layout, lambda: answers.extend(self._are_finite(layout)))()
-        return all(answers)
-
     def _change(self, kind: str, layout: FragmentLayout, values: FlatArray) -> Work:
         rank = self._island.rank
         if not self._is_whole:
@@ -161,9 +155,7 @@ class IslandParameters:
         while (order := self._island.tell(rank)) is not None:
             kind, fragment, names = order
             layout = FragmentLayout(fragment, tuple(self._specs[name] for name in names))
-            if kind == "is_finite":
-                self._are_finite(layout)
-            elif kind == "snapshot":
+            if kind == "snapshot":
                 self._gather(layout, rank)
             elif not self._is_whole:
                 self._scatter(kind, layout, rank, None)
@@ -172,9 +164,6 @@ class IslandParameters:
                 self._island.broadcast(torch.as_tensor(values), rank)
                 getattr(self._own, kind)(layout, values)()
                 self._note_change(layout)
-
-    def _are_finite(self, layout: FragmentLayout) -> list[bool]:
-        return self._island.all_gather(self._own.is_finite(layout))
 
     def _gather(self, layout: FragmentLayout, owner: int, out: NDArray[np.float32] | None = None) -> None:
         """Copies the weights of a fragment to `out` at its owner; of replicas the first one sends."""

@@ -43,7 +43,8 @@ class World:
 
     async def restore(self) -> None:
         """Does what the loop does for all fragments."""
-        self.restored += self.fragment.restore_if_poisoned()
+        self.restored += 1
+        self.fragment.restore()
         self.fragment.restored(self.session.trained)
 
     async def settle(self) -> None:

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from skerry.errors import TryAgainError, error_of
 from skerry.exchange.push import Delta, cut_messages, encode_parts, push
+from skerry.stats import Tally
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.digests import delta_digest
@@ -48,12 +49,9 @@ class Calls:
 
     async def pushed(self, *, stored: Any = (), is_repeated: bool = False, **rules: Any) -> int:
         """Pushes the delta and returns how many bytes of frames went out."""
-        counts: list[int] = []
-        await push(
-            quick_calls(self, **rules), DELTA, seen_position=4, stored=stored, count_bytes=counts.append,
-            is_repeated=is_repeated,
-        )  # fmt: skip
-        return sum(counts)
+        tally, calls = Tally(), quick_calls(self, **rules)
+        await push(calls, DELTA, seen_position=4, stored=stored, tally=tally, is_repeated=is_repeated)
+        return tally.bytes_up
 
     def completed(self) -> list[int]:
         """The calls that completed the push, by number."""

@@ -183,10 +183,6 @@ class TorchParameters:
 
         return self.ordered(self._watch.changing(layout.name, tensors, work), values)
 
-    def is_finite(self, layout: FragmentLayout) -> bool:
-        """Whether every weight is a finite number."""
-        return all(bool(self._tensors[tensor.name].isfinite().all()) for tensor in layout.tensors)
-
     def from_host(self, values: NDArray[np.float32]) -> FlatArray:
         """Returns the values on the parameters' device, where they are when this returns."""
         if self._is_on_host:

@@ -237,6 +237,7 @@ with attach(model, optimizer, tokens_per_step=4, **run) as learner:
         assert process.stdout.readline() == "begun\n"
         os.killpg(process.pid, signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
     step_count, unsent_step_count = map(int, rest.split())
     assert unsent_step_count == 0
     assert _merged(target, (1, 4), "weight") == step_count

@@ -163,6 +163,9 @@ async def test_a_roll_back_gives_the_next_version_older_content(
     assert list((await learner.event("rolled_back")).rolled_back.source_versions) == [1, 0]
     (expired,) = (await learner.event("fates_decided")).fates_decided.fates
     assert (expired.delta_id, expired.fate) == (pending.delta_id, types.FATE_EXPIRED)
+    (observed,) = (await stubs.runs.GetRun(runs.GetRunRequest(name="demo"))).learners
+    reason = expired.reason.partition(". ")[0]
+    assert types.FateCount(fate=types.FATE_EXPIRED, reason=reason, delta_count=1) in observed.fates
     after = await pull(stubs, run, "body", base=newest)
     assert after.plan.from_version == -1, "who has an abandoned version is given a snapshot"
     assert np.array_equal(after.values, wanted.values)

@@ -47,6 +47,7 @@ def test_every_option_and_the_run_have_a_variable_and_a_key_in_the_settings_file
         if parameter.name == "yes" or (isinstance(parameter, click.Argument) and parameter.name != "run"):
             continue
         assert str(parameter.envvar).startswith("SKERRY_"), f"{words} {parameter.opts}"
+        assert getattr(parameter, "show_envvar", True), f"{words} {parameter.opts}"
         key = next((name[2:] for name in parameter.opts if name.startswith("--")), parameter.name)
         table: dict[str, Any] = {str(key): "said"}
         for word in reversed(words):

@@ -7,61 +7,34 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
-from skerry.cli import settings
+from skerry.cli import main, settings
 
-
-def make_group() -> click.Group:
-    """Returns a group with a command, and a group inside it, that print what they were given."""
-
-    @click.group()
-    def root() -> None:
-        pass
-
-    @root.command()
-    @click.option("--target", default="here")
-    @click.option("--steps", type=int, default=1)
-    @click.option("--yes", is_flag=True)
-    def learn(**values: Any) -> None:
-        click.echo(values)
-
-    @root.group()
-    def runs() -> None:
-        pass
-
-    @runs.command("list")
-    @click.option("--target", default="here")
-    @click.option("--json", "is_json", is_flag=True)
-    def list_(**values: Any) -> None:
-        click.echo(values)
-
-    settings.name_environment(root)
-    return root
+FILE = {"target": "top:1", "runs": {"target": "group:1", "list": {"target": "own:1"}}}
 
 
-def invoke(arguments: list[str], file: dict[str, Any] | None = None, env: dict[str, str] | None = None) -> Result:
-    root = make_group()
-    default_map = settings.defaults(file or {}, root.commands)
-    return CliRunner().invoke(root, arguments, default_map=default_map, env=env, standalone_mode=False)
+def values(command: str, *arguments: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the values that a command of `skerry runs` is given."""
+    runs = main.every_command()["runs"]
+    assert isinstance(runs, click.Group)
+    defaults = settings.defaults(file or {}, main.every_command())["runs"][command]
+    return runs.commands[command].make_context(command, list(arguments), default_map=defaults).params
 
 
-def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_over_the_default() -> None:
-    file = {"target": "top-level", "learn": {"target": "table"}}
-    env = {"SKERRY_TARGET": "environment"}
-    assert "'target': 'flag'" in invoke(["learn", "--target", "flag"], file, env).output
-    assert "'target': 'environment'" in invoke(["learn"], file, env).output
-    assert "'target': 'table'" in invoke(["learn"], file).output
-    assert "'target': 'top-level'" in invoke(["learn"], {"target": "top-level"}).output
-    assert "'target': 'here'" in invoke(["learn"]).output
-    assert "'yes': False" in invoke(["learn"], env={"SKERRY_YES": "1"}).output, "consent is not taken from elsewhere"
-
-
-def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> None:
-    file = {"steps": 7, "target": "top-level", "runs": {"target": "group", "list": {"json": True}}}
-    assert invoke(["runs", "list"], file).output == "{'target': 'group', 'is_json': True}\n"
-    file = {"runs": {"target": "group", "list": {"target": "own"}}}
-    assert "'target': 'own'" in invoke(["runs", "list"], file).output
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_over_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert values("list")["target"] == "127.0.0.1:50051"
+    assert (
+        values("list", file={"target": "top:1", "json": True}).items() >= {"target": "top:1", "is_json": True}.items()
+    )
+    assert values("show", "fit", file=FILE)["target"] == "group:1"
+    assert values("list", file=FILE)["target"] == "own:1"
+    monkeypatch.setenv("SKERRY_TARGET", "environment:1")
+    assert values("list", file=FILE)["target"] == "environment:1"
+    assert values("list", "--target", "flag:1", file=FILE)["target"] == "flag:1"
+    monkeypatch.setenv("SKERRY_YES", "1")
+    assert not values("delete", "fit")["yes"], "consent is not taken from elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -71,21 +44,15 @@ def test_a_groups_table_counts_for_its_commands_and_their_own_table_wins() -> No
         ({"learn": {"stepz": 7}}, "learn.stepz"),
         ({"runs": {"list": {"steps": 7}}}, "runs.list.steps"),
         ({"lern": {"steps": 7}}, "lern"),
-        ({"learn": {"yes": True}}, "learn.yes"),
+        ({"runs": {"delete": {"yes": True}}}, "runs.delete.yes"),
         ({"learn": {"steps": [7]}}, "key=steps"),
         ({"learn": {"target": {"host": "there"}}}, "key=target"),
     ],
 )
 def test_a_key_or_a_value_that_no_option_has_is_an_error_that_names_it(file: dict[str, Any], named: str) -> None:
     with pytest.raises(click.UsageError) as refused:
-        settings.defaults(file, make_group().commands)
+        settings.defaults(file, main.every_command())
     assert named in refused.value.format_message()
-
-
-def test_help_shows_the_variable_and_the_default() -> None:
-    output = " ".join(CliRunner().invoke(make_group(), ["learn", "--help"]).output.split())
-    assert "env var: SKERRY_TARGET" in output
-    assert "default: here" in output
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

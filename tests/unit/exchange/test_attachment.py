@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from skerry.algorithm.rebase import Ledger, Trained
-from skerry.errors import RefusedError, StopExchangingError, error_of
+from skerry.errors import PoisonedError, RefusedError, StopExchangingError, error_of
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.fragment import FragmentExchange
 from skerry.exchange.session import Session
@@ -79,12 +79,16 @@ async def _nothing() -> None:
 
 async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_goodbye() -> None:
     world = World([attached()])
+    quarantined = PoisonedError("QUARANTINED", "norm is an outlier")
+    world.session.not_merged(LAYOUT, "quarantined", quarantined, is_lost=True)
+    world.fragment._lost_step_count = 2
     await world.live()
     hello, *reports, leave = world.requests
     assert (hello.hello.run, hello.hello.learner_id, hello.hello.session_id) == ("fit", "us", world.session.session_id)
     assert leave.HasField("leave")
     report = reports[-1].report
     assert (report.step_count, report.token_count, report.unsent_step_count) == (104, 1040, 4)
+    assert (report.problem, report.dropped_step_count) == ("QUARANTINED", 2)
     assert [(adopted.fragment, adopted.version) for adopted in report.adopted] == [("f", 3)]
 
 

@@ -248,6 +248,7 @@ async def test_work_of_a_quarantined_delta_is_lost_and_the_runs_weights_replace_
         assert (world.fragment.unsent_step_count, world.fragment.dropped_step_count) == (0, 3)
         assert world.fragment.last_work == LastWork(dropped_step_count=3, because="quarantined: norm is an outlier")
         assert world.session.tally.deltas_dropped == 1
+        assert world.session.tally.causes == {"quarantined: norm is an outlier": 1}
         assert world.session.standing_problem is not None
         assert world.session.standing_problem.reason == "QUARANTINED"
 

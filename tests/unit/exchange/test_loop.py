@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from skerry import RunClosedError, StopExchangingError
 from skerry.algorithm.rebase import Trained
@@ -19,10 +21,11 @@ from skerry.model.interface import ArrayParameters
 from skerry.runtime.workers import InlineWorkers
 from skerry.stats import LastWork
 from skerry.v1 import capabilities_pb2, runs_pb2, types_pb2
+from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, TensorSpec
 from skerry.wire.messages import layouts_to_messages
 from tests.support.heard_logs import heard_logs
-from tests.support.scripted_transport import ScriptedTransport, pull_to, quick_calls
+from tests.support.scripted_transport import ScriptedTransport, accepted, pull_to, quick_calls
 from tests.support.seeded_entropy import SeededEntropy
 from tests.support.still_clock import StillClock
 
@@ -40,16 +43,26 @@ class World:
         )  # fmt: skip
         self.clock = StillClock()
         self.arrays = {name: np.zeros(2, np.float32) for name in ("f", "g")}
-        transport = ScriptedTransport(
+        attached = v1.Attached(run=run, lease_term=Duration(seconds=3))
+        newer = types_pb2.VersionCommitted(version=types_pb2.FragmentVersion(fragment="f", version=4))
+        event = types_pb2.Event(position=6, version_committed=newer)
+        self.transport = ScriptedTransport(
+            attach=[[v1.AttachResponse(attached=attached), v1.AttachResponse(event=event)]],
             get_capabilities=[capabilities_pb2.GetCapabilitiesResponse()],
             get_run=[runs_pb2.GetRunResponse(run=run)],
-            pull_fragment=[pull_to(LAYOUTS[0], 3, [0, 0], [1, 2]), pull_to(LAYOUTS[1], 1, [0, 0], [3, 4])],
+            pull_fragment=[
+                pull_to(LAYOUTS[0], 3, [0, 0], [1, 2]),
+                pull_to(LAYOUTS[1], 1, [0, 0], [3, 4]),
+                pull_to(LAYOUTS[0], 4, [1, 2], [2, 3]),
+            ],
+            push_delta=[accepted] * 9,
         )
+        self.parameters, self.workers = ArrayParameters(self.arrays), InlineWorkers()
         self.exchange = ExchangeLoop(
-            quick_calls(transport),
-            ArrayParameters(self.arrays),
+            quick_calls(self.transport),
+            self.parameters,
             ExchangeSettings(run="fit", learner_id="us"),
-            workers=InlineWorkers(),
+            workers=self.workers,
             entropy=SeededEntropy(random.Random(1)),
             boundary=Boundary(self.clock, asyncio.get_running_loop().call_soon),
         )
@@ -162,3 +175,26 @@ async def test_where_weights_of_one_fragment_are_not_finite_all_are_put_back_at_
     assert {name: array.tolist() for name, array in world.arrays.items()} == {"f": [1, 2], "g": [3, 4]}
     stats = world.exchange.stats
     assert (stats.dropped_step_count, stats.unsent_step_count) == (3, 0)
+
+
+@pytest.mark.parametrize("error", [TypeError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])
+@pytest.mark.parametrize("place", ["transport.push_delta", "transport.pull_fragment", "workers.run", "parameters.add"])
+async def test_no_defect_ends_the_exchange_silently(
+    place: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    world = await joined()
+    part, method = place.split(".")
+    monkeypatch.setattr(getattr(world, part), method, fail)
+    running = asyncio.ensure_future(world.exchange.run())
+    async with asyncio.timeout(5):
+        while (failure := world.exchange.stats.failure) is None:
+            world.exchange.step(8)
+            await asyncio.sleep(0)
+    assert failure.reason == "DEFECT"
+    assert str(error) in str(failure)
+    await running
+    assert not world.exchange.stats.is_attached
+    world.exchange.step(8)  # training goes on

@@ -158,7 +158,10 @@ def test_work_that_was_not_merged_stays_in_the_model() -> None:
         trainee = Trainee(target)
     trainee.step()
     own = trainee.model.weight.detach().clone()
-    assert not trainee.learner.leave(0.2, load_merged=True)
+    work = trainee.learner.leave(0.2, load_merged=True)
+    assert not work
+    assert work.unsent_step_count == 1
+    assert work.because
     assert torch.equal(own, trainee.model.weight)
     assert not np.array_equal(trainee.learner.merged_weights()["weight"], own.numpy())
 

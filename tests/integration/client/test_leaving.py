@@ -10,7 +10,6 @@ import pytest
 
 from skerry import ArrayLearner, Policy, RunsClient, leave_on_signal
 from tests.support.quadratic import QUICK, Quadratic
-from tests.support.syncer_thread import syncer
 
 # With a quorum that nobody fills, every delta stays pending until another replica decides.
 LONELY = Policy(inner_step_count=4, lease_term_s=1.0, quorum_count=2)
@@ -77,17 +76,6 @@ def test_work_that_the_run_has_not_decided_is_pending_and_counts_as_there(target
     work = learner.leave(0.2)
     assert work
     assert (work.merged_step_count, work.pending_step_count) == (0, 4)
-
-
-def test_leaving_a_syncer_that_is_away_says_how_many_steps_are_unsent() -> None:
-    with syncer() as target:
-        learner = trained(target, step_count=0)
-    for _ in range(3):
-        learner.step(tokens=8)
-    work = learner.leave(0.2)
-    assert not work
-    assert work.unsent_step_count == 3
-    assert work.because
 
 
 @pytest.mark.parametrize("flushes_last", [False, True])

@@ -213,11 +213,3 @@ def test_a_command_takes_its_files_and_plaintext_from_its_options(
         ((elsewhere, "--tls", "--insecure"), 4),  # the stricter of two wishes
     ):
         assert failures.run(cli, ["runs", "list", "--json", "--target", *words]) == status, capsys.readouterr()
-
-
-def test_a_stream_that_is_refused_again_and_again_is_said_once(
-    keys: Path, secured: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["watch", "demo", "--patience", "1", "--target", secured, "--tls-ca", str(keys / "ca.pem")]
-    assert failures.run(cli, words) == 4
-    assert "".join(capsys.readouterr()).count("reconnecting: the server closed the connection") == 1

@@ -83,10 +83,10 @@ def weights_of(model: nn.Module) -> Weights:
     }
 
 
-def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
+def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights, Weights]:
     """Trains `TURN_COUNT` times 3 steps, each time until the work is merged and adopted.
 
-    Returns the weights after joining, and those at the end.
+    Returns the weights after joining, what `merged_weights` gives at the end, and the run's weights after leaving.
     """
     model = distributed_model(rank, layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -98,8 +98,12 @@ def train_in_turns(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple
             for step in range(3):
                 _train(model, optimizer, 10 * turn + step, rank, layout)
                 learner.step(tokens=24 // rank.count)
-            _exchange_all(learner, rank)
-        return began, weights_of(model)
+            for _ in range(2):  # sends what is unsent, and adopts the newest version: what the second sends follows it
+                learner.step(tokens=24 // rank.count)
+                assert learner.flush(60.0, is_last=True)
+        merged = learner.merged_weights()
+        assert learner.leave(60.0, load_merged=True)
+    return began, merged, weights_of(model)
 
 
 def distributed_model(rank: Rank, layout: Layout) -> Any:
@@ -125,13 +129,6 @@ def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, 
         loss_of(model, step)  # leaves gathered weights in the place of the shards
 
 
-def _exchange_all(learner: Learner, rank: Rank) -> None:
-    """Sends what is unsent, and adopts the newest version: what the second flush sends follows that."""
-    for _ in range(2):
-        learner.step(tokens=24 // rank.count)
-        assert learner.flush(60.0, is_last=True)
-
-
 def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
     """Trains in bfloat16, with a frozen bias, until every fragment has a version.
 
@@ -153,20 +150,6 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
             if changed := learner.step(tokens=10):
                 adopted.append((changed, weights_digest(weights_of(model))))
     return {"began": began, "adopted": adopted, "ended": weights_of(model), "failure": learner.failure}
-
-
-def merged_in_the_end(rank: Rank, layout: Layout, options: dict[str, Any]) -> tuple[Weights, Weights]:
-    """Trains until all work is merged; returns what `merged_weights` gives, and the run's weights after leaving."""
-    model = distributed_model(rank, layout)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with learner_of(model, rank, **options) as learner:
-        for step in range(3):
-            _train(model, optimizer, step, rank, layout)
-            learner.step(tokens=24 // rank.count)
-        _exchange_all(learner, rank)
-        merged = learner.merged_weights()
-        assert learner.leave(60.0, load_merged=True)
-    return merged, weights_of(model)
 
 
 def weights_digest(weights: Weights) -> str:

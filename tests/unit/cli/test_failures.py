@@ -19,10 +19,27 @@ def fail_with(error: BaseException) -> click.Command:
     return command
 
 
-def test_a_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    error = NonFiniteError(WireReason.NON_FINITE, "value cannot be encoded. tensor=head")
-    assert failures.run(fail_with(error), []) == failures.ExitStatus.REFUSED
-    assert capsys.readouterr().err == "error: value cannot be encoded. tensor=head [NON_FINITE]\n"
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (
+            NonFiniteError(WireReason.NON_FINITE, "value cannot be encoded. tensor=head"),
+            failures.ExitStatus.REFUSED,
+            "error: value cannot be encoded. tensor=head [NON_FINITE]\n",
+        ),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            failures.ExitStatus.NOT_INSTALLED,
+            "package=torch\nnext: pip install 'skerry[torch]'\n",
+        ),
+        (KeyboardInterrupt(), failures.ExitStatus.INTERRUPTED, "interrupted\n"),
+    ],
+)
+def test_an_error_has_its_status_and_says_why(
+    error: BaseException, status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failures.run(fail_with(error), []) == status
+    assert capsys.readouterr().err.endswith(says)
 
 
 def test_wrong_usage_shows_the_usage_and_where_an_example_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,17 +48,6 @@ def test_wrong_usage_shows_the_usage_and_where_an_example_is(capsys: pytest.Capt
     assert "Usage: skerry" in shown
     assert "error: No such option" in shown
     assert "next: `skerry --help` has an example" in shown
-
-
-def test_an_interrupt_has_the_status_that_shells_expect(capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures.run(fail_with(KeyboardInterrupt()), []) == failures.ExitStatus.INTERRUPTED
-    assert "interrupted" in capsys.readouterr().err
-
-
-def test_a_command_without_torch_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
-    error = ModuleNotFoundError("No module named 'torch'", name="torch")
-    assert failures.run(fail_with(error), []) == failures.ExitStatus.NOT_INSTALLED
-    assert capsys.readouterr().err.endswith("package=torch\nnext: pip install 'skerry[torch]'\n")
 
 
 def test_a_defect_keeps_its_traceback() -> None:

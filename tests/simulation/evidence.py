@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import types_pb2
 from skerry.wire.digests import tree_digest
 from skerry_syncer.errors import SyncerError
@@ -19,13 +17,12 @@ from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log.entries import entry_name
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.run import Run
 from tests.simulation.learner_process import RUN
 from tests.simulation.records import LearnerRecord
 from tests.simulation.virtual_time import VirtualClock
 from tests.support.dict_objects import DictObjects
-from tests.support.seeded_entropy import SeededEntropy
+from tests.support.log_bench import store_on
 
 if TYPE_CHECKING:
     from tests.simulation.world import Plan, World
@@ -136,11 +133,5 @@ async def open_run(objects: Objects) -> Run:
         RunNotFoundError: nobody has created the run yet.
         StoreError: the log can't be read.
     """
-    store = Store(
-        objects,
-        clock=VirtualClock(),
-        entropy=SeededEntropy(random.Random(0)),
-        workers=InlineWorkers(),
-        writer="observer",
-    )
+    store = store_on(objects, clock=VirtualClock())
     return await store.open_run(RUN, await store.resolve(RUN))

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from skerry_syncer.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
-from skerry_syncer.store.objects.interface import Chunks, ObjectInfo
+from skerry_syncer.store.objects.interface import ObjectInfo
 from tests.simulation.processes import OUTSIDE, Process
-from tests.support.dict_objects import DictObjects, joined
+from tests.support.dict_objects import DictObjects
 from tests.support.faulty_objects import Effect
-
-R = TypeVar("R")
-
-_CHANGES: Final = frozenset({"create", "write", "delete"})
+from tests.support.proxy_objects import CHANGES, ProxyObjects, Result
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class SharedStore:
         self.deleted: dict[str, tuple[bytes, int]] = {}  # objects, with the count of events when they were deleted
         self._count = count
 
-    def perform(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
+    def perform(self, operation: str, name: str, act: Callable[[], Awaitable[Result]]) -> Result:
         """Does what a request asks, at once.
 
         Raises:
@@ -73,18 +70,18 @@ class SharedStore:
         return result
 
 
-def _driven(work: Awaitable[R]) -> R:
+def _driven(work: Awaitable[Result]) -> Result:
     """Returns the result of work that never waits."""
     try:
         next(work.__await__())
     except StopIteration as done:
-        result: R = done.value
+        result: Result = done.value
         return result
     raise AssertionError("objects in a dict do not wait")
 
 
 @dataclass(eq=False)
-class StoreLink:
+class StoreLink(ProxyObjects):
     """One process's way to the store (`skerry_syncer.store.objects.interface.Objects`), whose faults `source` draws."""
 
     store: SharedStore
@@ -95,6 +92,9 @@ class StoreLink:
     on_kill: Callable[[], None] = lambda: None
     _left: int | None = None
     _dies_before: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.store.objects)
 
     def kill_after(self, operation_count: int, *, before: bool) -> None:
         """Kills the process at its n-th operation from now: before it is sent, or when it took effect."""
@@ -108,22 +108,9 @@ class StoreLink:
         """Ends every fault."""
         self.faults, self.is_down, self._left = CALM_STORE, False, None
 
-    async def create(self, name: str, data: bytes) -> None:
-        """Puts an object that must not exist."""
-        await self._call("create", name, lambda: self.store.objects.create(name, data))
-
-    async def get(self, name: str) -> bytes:
-        """Returns the object's bytes."""
-        return await self._call("get", name, lambda: self.store.objects.get(name))
-
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob."""
-        data = await joined(chunks)
-        return await self._call("write", name, lambda: self.store.objects.write(name, data))
-
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes, cut in two; where the stream itself is cut, an error comes after a part."""
-        data = await self._call("stream", name, lambda: self.store.objects.get(name))
+        data = await self.call("stream", name, lambda: self.inner.get(name))
         data = self._damaged(name, data[offset:])
         is_cut = bool(self.faults.cut) and len(data) > 1 and self.source.random() < self.faults.cut
         middle = self.source.randrange(1, len(data)) if is_cut else len(data) // 2
@@ -143,31 +130,20 @@ class StoreLink:
         at = self.source.randrange(len(data))
         return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
-    async def folders(self, prefix: str) -> list[str]:
-        """Returns the folders directly below `prefix`."""
-        return await self._call("folders", prefix, lambda: self.store.objects.folders(prefix))
-
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`, in an order that nobody may rely on."""
-
-        async def everything() -> list[ObjectInfo]:
-            return [info async for info in self.store.objects.list(prefix)]
-
-        found = await self._call("list", prefix, everything)
-        self.source.shuffle(found)
-        for info in found:
+        infos = [info async for info in super().list(prefix)]
+        self.source.shuffle(infos)
+        for info in infos:
             yield info
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects."""
-        await self._call("delete", ",".join(names), lambda: self.store.objects.delete(names))
 
     async def sync_parent(self, *names: str) -> None:
         """Does nothing: power cuts are not simulated."""
 
-    async def _call(self, operation: str, name: str, act: Callable[[], Awaitable[R]]) -> R:
+    async def call(self, operation: str, name: str, act: Callable[[], Awaitable[Result]]) -> Result:
+        """Sends the request, and returns what its answer brings."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[R] = loop.create_future()
+        answer: asyncio.Future[Result] = loop.create_future()
         dies = self._dies_now()
         if dies and self._dies_before:
             self._die()
@@ -178,12 +154,12 @@ class StoreLink:
         def arrive() -> None:
             result: Any = None
             failure: StoreError | None = None
-            if effect is Effect.NORMAL or (effect is Effect.ERROR_AFTER and operation in _CHANGES):
+            if effect is Effect.NORMAL or (effect is Effect.ERROR_AFTER and operation in CHANGES):
                 try:
                     result = self.store.perform(operation, name, act)
                 except StoreError as refusal:
                     failure = refusal
-            elif effect is Effect.LATE and operation in _CHANGES:
+            elif effect is Effect.LATE and operation in CHANGES:
                 landing_s = self.source.uniform(*self.faults.landing_s)
                 loop.call_later(landing_s, self._land, operation, name, act, context=OUTSIDE)
             if effect is not Effect.NORMAL:
@@ -211,7 +187,7 @@ class StoreLink:
             return Effect.NORMAL, error
         if operation == "create" and self.source.random() < faults.says_exists:
             error = ObjectExistsError(f"fault was injected. name={name}")
-        elif operation in _CHANGES and self.source.random() < faults.says_full:
+        elif operation in CHANGES and self.source.random() < faults.says_full:
             error = StoreFullError(f"fault was injected. name={name}")
         if draw < faults.error_before:
             return Effect.ERROR_BEFORE, error

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.log_bench import store_on
 from tests.support.whole_history import WholeHistory
 
 
 async def final_state(objects: Objects, name: str, uid: str) -> RunState:
     """Returns the fold of the log, after checking that merging each version again gives the same digest."""
-    store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="audit")
+    store = store_on(objects)
     run = await store.open_run(name, uid)
     report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
     assert report.ok, [str(problem) for problem in report.problems]

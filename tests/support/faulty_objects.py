@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from skerry.runtime.clock import Clock
 from skerry_syncer.store.errors import StoreError, StoreUnavailableError
-from skerry_syncer.store.objects.interface import Chunks, ObjectInfo, Objects
-from tests.support.dict_objects import joined
-
-Result = TypeVar("Result")
+from skerry_syncer.store.objects.interface import Objects
+from tests.support.proxy_objects import CHANGES, ProxyObjects, Result
 
 
 class Effect(StrEnum):
@@ -65,11 +63,11 @@ class LateWrites:
                 continue  # too late: the name is taken
 
 
-class FaultyObjects:
+class FaultyObjects(ProxyObjects):
     """One replica's way to a store, with faults on it."""
 
     def __init__(self, inner: Objects, schedule: Schedule, *, clock: Clock, late: LateWrites) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.schedule = schedule
         self._clock = clock
         self._late = late
@@ -79,85 +77,26 @@ class FaultyObjects:
         """Lets this many more writes take effect; the answer of the last is lost, and nothing gets through after it."""
         self._writes_left = write_count
 
-    async def create(self, name: str, data: bytes) -> None:
-        """Puts an object that must not exist."""
-        await self._change("create", name, lambda: self.inner.create(name, data))
-
-    async def get(self, name: str) -> bytes:
-        """Returns the object's bytes."""
-        return await self._look("get", name, lambda: self.inner.get(name))
-
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob."""
-        data = await joined(chunks)
-        await self._change("write", name, lambda: self.inner.write(name, data))
-        return len(data)
-
-    async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the object's bytes."""
-        pieces = self.inner.stream(name, offset=offset)
-
-        async def piece() -> bytes | None:
-            return await anext(pieces, None)
-
-        while (data := await self._look("stream", name, piece)) is not None:
-            yield data
-
-    async def folders(self, prefix: str) -> list[str]:
-        """Returns the folders directly below `prefix`."""
-        return await self._look("folders", prefix, lambda: self.inner.folders(prefix))
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yields every object below `prefix`."""
-
-        async def everything() -> Sequence[ObjectInfo]:
-            return [info async for info in self.inner.list(prefix)]
-
-        for info in await self._look("list", prefix, everything):
-            yield info
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects."""
-        await self._change("delete", names[0] if names else "", lambda: self.inner.delete(names))
-
-    async def sync_parent(self, *names: str) -> None:
-        """Syncs the folder of `name`."""
-        await self._look("sync_parent", names[-1], lambda: self.inner.sync_parent(*names))
-
-    async def _look(self, operation: str, name: str, act: Callable[[], Awaitable[Result]]) -> Result:
-        fault = await self._begin(operation, name)
-        if fault.effect is not Effect.NORMAL:
-            raise self._error(fault, operation, name)
-        result = await act()
-        await self._pause(fault.answer_latency_s)
-        return result
-
-    async def _change(self, operation: str, name: str, act: Callable[[], Awaitable[object]]) -> None:
-        fault = await self._begin(operation, name)
-        if fault.effect is Effect.LATE:
-            self._late.add(self._clock.monotonic_s() + fault.landing_s, act)
-        if fault.effect in (Effect.ERROR_BEFORE, Effect.LATE):
-            raise self._error(fault, operation, name)
-        if self._writes_left is not None:
-            self._writes_left -= 1
-        await act()
-        if self._writes_left == 0 or fault.effect is Effect.ERROR_AFTER:
-            raise self._error(fault, operation, name)
-        await self._pause(fault.answer_latency_s)
-
-    async def _begin(self, operation: str, name: str) -> Fault:
-        """Waits as long as the fault says and returns it."""
-        fault = self.schedule(operation, name)
+    async def call(self, operation: str, name: str, act: Callable[[], Awaitable[Result]]) -> Result:
+        """Does the operation as its fault says."""
+        fault, is_change = self.schedule(operation, name), operation in CHANGES
         await self._pause(fault.latency_s)
         await self._late.land(self._clock.monotonic_s())
         if self._writes_left is not None and self._writes_left <= 0:
             raise StoreUnavailableError(f"replica crashed. operation={operation}, name={name}")
-        return fault
+        error = fault.error(f"fault was injected. operation={operation}, name={name}")
+        if is_change and fault.effect is Effect.LATE:
+            self._late.add(self._clock.monotonic_s() + fault.landing_s, act)
+        if fault.effect is not Effect.NORMAL and not (is_change and fault.effect is Effect.ERROR_AFTER):
+            raise error
+        if is_change and self._writes_left is not None:
+            self._writes_left -= 1
+        result = await act()
+        if fault.effect is Effect.ERROR_AFTER or (is_change and self._writes_left == 0):
+            raise error
+        await self._pause(fault.answer_latency_s)
+        return result
 
     async def _pause(self, duration_s: float) -> None:
         if duration_s > 0:
             await self._clock.sleep(duration_s)
-
-    @staticmethod
-    def _error(fault: Fault, operation: str, name: str) -> StoreError:
-        return fault.error(f"fault was injected. operation={operation}, name={name}")

@@ -38,8 +38,8 @@ SCALARS = MergeScalars("3f800000", "00000000", ("3f800000",), (("3f800000",),), 
 class History:
     """A log that is written by hand, one entry an item."""
 
-    def __init__(self) -> None:
-        self.state = RunState(SPEC)
+    def __init__(self, spec: RunSpec = SPEC) -> None:
+        self.state = RunState(spec)
         self.entries: list[bytes] = []
 
     @classmethod
@@ -57,7 +57,7 @@ class History:
         state = self.state
         entry = Entry(
             state.position + 1,
-            SPEC.uid,
+            state.spec.uid,
             state.head_digest,
             "hand",
             f"{state.position:032x}",

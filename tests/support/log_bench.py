@@ -6,11 +6,14 @@ from collections.abc import Callable, Coroutine
 from inspect import Signature, signature
 from typing import Any
 
+from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.entries import PolicyItem, RunSpec
 from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.store import Store
 from tests.simulation.virtual_time import VirtualClock, run_virtual
 from tests.support.dict_objects import DictObjects
@@ -20,6 +23,12 @@ from tests.support.seeded_entropy import SeededEntropy
 UID, OTHER_UID = "a" * 32, "b" * 32
 LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))
 SPEC = RunSpec("run", UID, (LAYOUT,), {"w": "float32"}, 0.0)
+
+
+def store_on(objects: Objects, *, clock: Clock | None = None, entropy: Entropy | None = None) -> Store:
+    """Returns a store as a process of its own sees it, by default with real time and ids."""
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    return Store(objects, clock=clock, entropy=entropy, workers=InlineWorkers(), writer="test")
 
 
 class Bench:
@@ -38,7 +47,7 @@ class Bench:
             return faults(operation, name)
 
         objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
-        return Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
+        return store_on(objects, clock=self.clock, entropy=self.entropy)
 
     async def log(self, faults: Callable[[str, str], Fault] = lambda _operation, _name: NO_FAULT) -> RunLog:
         """Returns the run's log, as a replica of its own sees it."""

@@ -40,6 +40,7 @@ from skerry_syncer.store.log.entries import (
     StatusItem,
 )
 from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.maintenance.checking import VerifyReport, verify_run
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.blobs import SnapshotKind
 from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
@@ -99,13 +100,21 @@ class Driver:
             *(SessionItem(f"m{index}", f"{index:032x}", "here") for index in range(10)),
         ]
         await self.append(*items)
-        self.state = await Replayer(run, FRAGMENT, workers).rebuild(0, self.scratch)
+        self.state = await self.replayer().rebuild(0, self.scratch)
         return self
 
     @property
     def log(self) -> RunLog:
         """The run's log."""
         return self.run.log
+
+    def replayer(self) -> Replayer:
+        """Returns what makes any version again."""
+        return Replayer(self.run, FRAGMENT, self.workers)
+
+    async def verify(self) -> VerifyReport:
+        """Checks the whole run."""
+        return await verify_run(self.run, workers=self.workers, scratch=Scratch(None))
 
     async def append(self, *items: Item) -> None:
         """Appends items that must all be admitted."""
@@ -216,7 +225,7 @@ class Driver:
     async def roll_back(self, source: int) -> None:
         """Gives the run its next version, with the content of version `source`, and the state that goes with it."""
         fragment = self.log.state.fragments[FRAGMENT]
-        self.state = await Replayer(self.run, FRAGMENT, self.workers).rebuild(source, self.scratch)
+        self.state = await self.replayer().rebuild(source, self.scratch)
         self.state.version = fragment.version + 1
         refs = await self.write_snapshot(self.state.version)
         digest = fragment.versions[source].digest

@@ -13,7 +13,6 @@ from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.entries import ClosedItem, Decided, Fate
-from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.hooked_objects import HookedObjects
@@ -79,7 +78,7 @@ class Run:
         """Has one more version made, and all replayed from what is stored."""
         await self.merge(await self.closed(1.0, 2.0))
         assert self.version == version + 1
-        report = await verify_run(self.driver.run, workers=self.driver.workers, scratch=self.driver.scratch)
+        report = await self.driver.verify()
         assert (report.problems, report.versions_replayed) == ((), version + 1)
 
 
@@ -142,8 +141,7 @@ async def test_a_version_of_other_arithmetic_that_another_replica_made_costs_the
 
     async def overtake() -> None:
         run.objects.hooks.clear()
-        state = await Replayer(run.driver.run, FRAGMENT, run.driver.workers).rebuild(1, run.driver.scratch)
-        run.driver.state = state
+        run.driver.state = await run.driver.replayer().rebuild(1, run.driver.scratch)
         result = await run.driver.merge(closing)
         scalars = structs.replace(result.commit.scalars, rate="3f000000")
         await run.driver.append(structs.replace(await result.stored(), scalars=scalars))

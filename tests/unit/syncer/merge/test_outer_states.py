@@ -8,7 +8,6 @@ import numpy as np
 
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import Merger
-from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
 from tests.support.small_disk import small_disk
@@ -28,5 +27,5 @@ async def test_merges_go_on_when_scratch_is_full(tmp_path: Path) -> None:
                 assert run.log.state.fragments[FRAGMENT].version == version
                 run.state.version = version
     for run in runs:
-        report = await verify_run(run.run, workers=run.workers, scratch=Scratch(None))
+        report = await run.verify()
         assert (report.problems, report.versions_replayed) == ((), 2)

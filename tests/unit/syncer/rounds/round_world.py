@@ -1,9 +1,11 @@
-"""A run's fold driven by hand: appends items as a log would, so that round decisions can be tested without a store."""
+"""A run of a few learners, written by hand, so that round decisions can be tested without a store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec import structs
 
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -11,10 +13,8 @@ from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import LearnerReport, LearnerView, MembershipView
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
-    AcceptedItem,
     ClosedItem,
     CommittedItem,
-    Entry,
     Item,
     MergeScalars,
     ObjectRef,
@@ -22,17 +22,15 @@ from skerry_syncer.store.log.entries import (
     RunSpec,
     RunStatus,
     SessionItem,
-    SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.log.fold import apply_entry
-from skerry_syncer.store.log.state import Outcome, RunState
+from tests.support.history import History, accepted, snapshot
 
 SETTLED_S = 1000.0
 THREE = ("eu", "us", "ap")
 
 
-class RoundWorld:
+class RoundWorld(History):
     """One fragment `a` of tensors of four elements, some learners, and their accepted deltas.
 
     The first learner is the run's creator.
@@ -40,28 +38,14 @@ class RoundWorld:
 
     def __init__(self, *learners: str, policy: Policy | None = None, tensor_count: int = 1) -> None:
         layout = FragmentLayout("a", tuple(TensorSpec(f"w{index}", (2, 2)) for index in range(tensor_count)))
-        self.spec = RunSpec("run", "0" * 32, (layout,), {t.name: "float32" for t in layout.tensors}, 0.0)
-        self.state = RunState(self.spec)
-        self.delta_count = 0
-        self.append(PolicyItem("f" * 32, policy or Policy()))
+        super().__init__(RunSpec("run", "0" * 32, (layout,), {t.name: "float32" for t in layout.tensors}, 0.0))
+        self.layout, self.delta_count = layout, 0
+        self.add(PolicyItem("f" * 32, policy or Policy()))
         for creator in learners[:1]:
             self.accept(creator, base=INITIAL_BASE)
-        self.append(SnapshotItem("a", 0, "digest-0", (), ()), StatusItem(RunStatus.OPEN))
+        self.add(snapshot(0, "a"), StatusItem(RunStatus.OPEN))
         for learner in learners:
-            self.append(SessionItem(learner, f"session-{learner}", "here"))
-
-    def append(self, *items: Item) -> tuple[Outcome, ...]:
-        """Appends one entry and returns what the fold made of it."""
-        entry = Entry(
-            self.state.position + 1,
-            self.spec.uid,
-            self.state.head_digest,
-            "test",
-            "0" * 32,
-            0.0,
-            items,
-        )
-        return apply_entry(self.state, entry, entry.to_bytes())
+            self.add(SessionItem(learner, f"session-{learner}", "here"))
 
     def accept(
         self,
@@ -78,35 +62,26 @@ class RoundWorld:
         self.delta_count += 1
         delta = f"{self.delta_count:032x}"
         version = self.state.fragments["a"].version if base is None else base
-        item = AcceptedItem(
-            delta=delta,
-            fragment="a",
-            learner=learner,
-            session=session or f"session-{learner}",
-            base_version=version,
-            base_digest=f"digest-{version}",
-            digest="0" * 64,
-            parts=(ObjectRef(f"deltas/a/{delta}/0", 0, 4, 16, "0" * 64),),
+        item = structs.replace(
+            accepted(delta, learner, base=version, fragment="a", session=session or f"session-{learner}"),
             step_count=steps,
             token_count=steps * 100 if tokens is None else tokens,
             last_step=last_step,
-            squared_norms=(norm * norm, *(0.0 for _ in self.spec.fragments[0].tensors[1:])),
+            squared_norms=(norm * norm, *(0.0 for _ in self.layout.tensors[1:])),
         )
-        (outcome,) = self.append(item)
-        assert outcome.rejection is None, outcome.rejection
+        self.admit(item)
         return delta
 
     def commit(self, update: tuple[ObjectRef, ...] = ()) -> CommittedItem:
         """Commits the frozen set as a merge would, and returns the item."""
         close = self.state.fragments["a"].closing
         assert close is not None
-        row = ("00000000",) * len(self.spec.fragments[0].tensors)
+        row = ("00000000",) * len(self.layout.tensors)
         scalars = MergeScalars("00000000", "00000000", row, (row,) * len(close.members), "00000000", "00000000")
         encoding = self.state.policy.update_encoding
-        digest = f"digest-{close.version}"
+        digest = f"a-{close.version}"
         item = CommittedItem("a", close.version, close.attempt, update, encoding, digest, scalars)
-        (outcome,) = self.append(item)
-        assert outcome.rejection is None, outcome.rejection
+        self.admit(item)
         return item
 
     def closed(self, *live: str) -> ClosedItem:
@@ -123,8 +98,7 @@ class RoundWorld:
     def close_and_commit(self, item: Item) -> ClosedItem:
         """Appends a close and its commit."""
         assert isinstance(item, ClosedItem)
-        (outcome,) = self.append(item)
-        assert outcome.rejection is None, outcome.rejection
+        self.admit(item)
         self.commit()
         return item
 

@@ -39,8 +39,8 @@ def test_a_set_that_is_closed_again_goes_by_the_policy_that_it_was_closed_under(
     unreadable = world.accept("ap")
     live = view("eu", "us", "ap")
     closing = world.closed_in(live)
-    world.append(closing)
-    world.append(PolicyItem("e" * 32, Policy(weight_cap=4.0)))
+    world.add(closing)
+    world.add(PolicyItem("e" * 32, Policy(weight_cap=4.0)))
     again = closed_without(world.state, live, closing, unreadable)
     assert again is not None
     assert again.members == closing.members[:2]
@@ -51,7 +51,7 @@ def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
     world = RoundWorld("eu", "us")
     for _ in range(3):
         world.round("eu")
-    world.append(LeftItem("eu", "session-eu"))
+    world.add(LeftItem("eu", "session-eu"))
     world.accept("us", base=0)
     item = world.closed("us")
     assert item.members[0].staleness == 3
@@ -88,7 +88,7 @@ def test_what_comes_again_as_large_from_a_learner_alone_is_training() -> None:
         world.accept("eu", norm=norm)
         (item,) = RoundEngine().decide(world.state, view("eu"), 0.0).items
         assert isinstance(item, FateItem)
-        world.append(item)
+        world.add(item)
     world.accept("eu", norm=3e7)
     assert len(world.closed("eu").members) == 1
 
@@ -169,7 +169,7 @@ def trained(trainings: list[Training]) -> tuple[RunState, float]:
         seen = {name: learner(step_count=steps[name], is_flushing=name in left) for name in working}
         world.close_and_commit(world.closed_in(MembershipView(seen, SETTLED_S)))
         for name in left:
-            world.append(LeftItem(name, f"session-{name}"))
+            world.add(LeftItem(name, f"session-{name}"))
             del working[name]
     assert not working
     return world.state, largest
@@ -230,7 +230,7 @@ def test_what_a_late_learner_brings_when_the_others_have_left_is_no_outage() -> 
         if base is not None:
             world.accept("late", base=base)
         world.round(live=["eu"])
-    world.append(LeftItem("eu", "session-eu"))
+    world.add(LeftItem("eu", "session-eu"))
     before = world.state.step_count
     world.accept("late", steps=68)
     assert world.round(live=["late"]).participation == 1.0

@@ -88,7 +88,7 @@ def test_a_short_delta_opens_a_round_when_its_learner_trains_no_more() -> None:
         opened[is_live] = RoundEngine().decide(world.state, seen, 0.0).open_rounds
     assert opened == {True: (("a", 1),), False: ()}, "it may be gone"
     assert not is_closed(world)
-    world.append(LeftItem("eu", "session-eu"))
+    world.add(LeftItem("eu", "session-eu"))
     assert is_closed(world)
 
 
@@ -101,7 +101,7 @@ def test_a_set_whose_commit_would_not_fit_one_entry_is_merged_in_several_rounds(
     for turn in range(4):  # the second round waits for its grace, since not all are in it
         for item in engine.decide(world.state, view(*learners), 1000.0 * turn).items:
             assert isinstance(item, ClosedItem)
-            world.append(item)
+            world.add(item)
             assert _size_bytes(world.commit(update)) <= MAX_APPEND_BYTES
             merged += [member.delta for member in item.members]
     assert merged == waiting
@@ -146,7 +146,7 @@ def froze(world: RoundWorld, engine: RoundEngine, now_s: float) -> ClosedItem:
     world.accept("eu")
     (item,) = engine.decide(world.state, view("eu"), now_s).items
     assert isinstance(item, ClosedItem)
-    engine.appended(world.append(item))
+    engine.appended(world.add(item))
     return item
 
 
@@ -154,7 +154,7 @@ def test_the_replica_whose_close_the_log_took_merges_at_once_and_another_after_a
     world = RoundWorld("eu")
     mine, other = RoundEngine(), RoundEngine()
     item = froze(world, mine, 0.0)
-    other.appended(world.append(item))  # the same close, too late
+    other.appended(world.add(item))  # the same close, too late
     assert mine.decide(world.state, view("eu"), 0.0).merges == (item,)
     assert mine.decide(world.state, view("eu"), 0.0).merges == ()  # named once
     waiting = other.decide(world.state, view("eu"), 5.0)
@@ -190,7 +190,7 @@ def test_a_failed_merge_is_due_again_after_a_term() -> None:
 def test_while_a_set_is_frozen_its_fragment_closes_no_other() -> None:
     world = RoundWorld("eu", "us")
     world.accept("eu")
-    world.append(*[world.closed("eu", "us")])
+    world.add(*[world.closed("eu", "us")])
     world.accept("us", steps=48)
     decisions = RoundEngine().decide(world.state, view("eu", "us"), 1e6)
     assert decisions.items == ()
@@ -199,14 +199,14 @@ def test_while_a_set_is_frozen_its_fragment_closes_no_other() -> None:
 def test_closing_a_run_merges_what_is_pending_and_then_ends_it() -> None:
     world = RoundWorld("eu", "us", policy=Policy(quorum_count=2))
     delta = world.accept("eu", steps=1)
-    world.append(StatusItem(RunStatus.CLOSING))
+    world.add(StatusItem(RunStatus.CLOSING))
     engine = RoundEngine()
     (close,) = engine.decide(world.state, view("eu", "us"), 0.0).items
     assert world.close_and_commit(close).participation == pytest.approx(1 / 2)  # one of two
     assert world.state.step_count == pytest.approx(1 / 2)
     assert world.state.deltas[delta].fate is Fate.MERGED
     (end,) = engine.decide(world.state, view("eu", "us"), 0.0).items
-    world.append(end)
+    world.add(end)
     assert world.state.status is RunStatus.CLOSED
 
 
@@ -235,7 +235,7 @@ def test_a_round_whose_deltas_were_given_up_leaves_the_next_its_grace() -> None:
     world, engine = RoundWorld("eu", "us"), RoundEngine()
     bad = world.accept("eu")
     assert engine.decide(world.state, view("eu", "us"), 0.0).items == ()
-    world.append(FateItem((Decided(bad, Fate.EXPIRED, "the run was rolled back"),)))
+    world.add(FateItem((Decided(bad, Fate.EXPIRED, "the run was rolled back"),)))
     assert engine.decide(world.state, view("eu", "us"), 5.0).items == ()
     world.accept("us")
     assert engine.decide(world.state, view("eu", "us"), 10.0).items == ()
@@ -293,7 +293,7 @@ def test_the_time_between_two_processes_of_a_learner_is_no_step_time() -> None:
     world.accept("eu", last_step=24)
     (item,) = engine.decide(world.state, view("eu", step_time_s=1.0), 0.0).items
     world.close_and_commit(item)
-    world.append(SessionItem("eu", "next", "here"))
+    world.add(SessionItem("eu", "next", "here"))
     world.accept("eu", session="next", last_step=25)
     engine.decide(world.state, seen, 1000.0)
     assert engine.grace_s(world.state.policy, seen, ["eu"]) == pytest.approx(1.5)

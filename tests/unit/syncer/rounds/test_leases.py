@@ -32,7 +32,7 @@ def test_a_lease_lives_for_a_term_after_its_last_sign() -> None:
 def test_a_report_of_a_fenced_session_renews_nothing() -> None:
     world, membership = RoundWorld("eu"), Leases(0.0)
     older = _session(world, "eu")
-    world.append(SessionItem("eu", "f" * 32, ""))
+    world.add(SessionItem("eu", "f" * 32, ""))
     membership.renew("eu", older, 10.0)
     assert not _is_live(membership, world, "eu", 10.0)
 
@@ -41,7 +41,7 @@ def test_a_learner_that_left_is_not_live() -> None:
     world, membership = RoundWorld("eu"), Leases(0.0)
     session = _session(world, "eu")
     membership.renew("eu", session, 10.0)
-    world.append(LeftItem("eu", session))
+    world.add(LeftItem("eu", session))
     membership.end("eu", session)
     assert not _is_live(membership, world, "eu", 10.0)
 
@@ -50,7 +50,7 @@ def test_other_replicas_hear_the_last_report_of_a_learner_that_left() -> None:
     world, here, there = RoundWorld("eu"), Leases(0.0), Leases(0.0)
     session = _session(world, "eu")
     here.renew("eu", session, 10.0, LearnerReport(step_count=1500))
-    world.append(LeftItem("eu", session))
+    world.add(LeftItem("eu", session))
     here.end("eu", session)
     for learner, advice in here.unpublished():
         there.hear(learner, advice, 10.0)

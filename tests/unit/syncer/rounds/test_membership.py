@@ -33,7 +33,7 @@ def test_a_newcomer_is_waited_for_until_two_rounds_have_closed_without_it() -> N
     world.accept("eu")
     assert not is_closed(world, "eu", "us")  # the first round waits for all
     world.round("us", live=["eu", "us"])
-    world.append(SessionItem("new", "session-new", "here"))
+    world.add(SessionItem("new", "session-new", "here"))
     waits = []
     for _ in range(4):
         world.accept("eu")
@@ -57,7 +57,7 @@ def test_a_contributor_is_expected_until_it_has_missed_two_rounds_whatever_its_l
 
 def test_nobody_waits_for_a_learner_that_left() -> None:
     world = RoundWorld("eu", "us")
-    world.append(LeftItem("us", "session-us"))
+    world.add(LeftItem("us", "session-us"))
     world.accept("eu")
     assert is_closed(world, "eu", "us")
     assert world.closed("eu", "us").participation == 1.0
@@ -70,7 +70,7 @@ def test_to_attach_again_is_no_work() -> None:
     looping = [f"loop-{index}" for index in range(6)]
     for turn in range(2):
         for name in looping:
-            world.append(SessionItem(name, f"{name}-{turn}", "here"))
+            world.add(SessionItem(name, f"{name}-{turn}", "here"))
     for name in THREE:
         world.accept(name)
     assert is_closed(world, *THREE, *looping, step_count=10_000)
@@ -81,7 +81,7 @@ def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
     """The same, with a session that leaves and comes back before each round."""
     world = RoundWorld(*THREE, "loop")
     for _ in range(6):
-        world.append(LeftItem("loop", "session-loop"), SessionItem("loop", "session-loop", "here"))
+        world.add(LeftItem("loop", "session-loop"), SessionItem("loop", "session-loop", "here"))
         for name in THREE:
             world.accept(name)
         is_waited_for = not is_closed(world, *THREE, "loop")
@@ -104,7 +104,7 @@ def test_who_contributed_and_comes_back_is_waited_for() -> None:
     world.round(*THREE)
     world.round("eu", "us")
     world.round("eu", "us")
-    world.append(SessionItem("ap", "another-session", "here"))
+    world.add(SessionItem("ap", "another-session", "here"))
     world.accept("eu")
     world.accept("us")
     assert not is_closed(world, *THREE)

@@ -9,19 +9,11 @@ import pytest
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.run.host import HostSettings, RunHost
-from skerry_syncer.store.log.entries import (
-    AcceptedItem,
-    Item,
-    ObjectRef,
-    PolicyItem,
-    RunStatus,
-    SessionItem,
-    SnapshotItem,
-    StatusItem,
-)
+from skerry_syncer.store.log.entries import Item, PolicyItem, RunStatus, SessionItem, StatusItem
 from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.virtual_time import run_virtual
+from tests.support.history import accepted, snapshot
 from tests.support.log_bench import SPEC, UID, Bench
 
 COUNTED_S = 7200.0
@@ -48,15 +40,14 @@ class HostBench(Bench):
         """Makes an open run, in which a delta may wait for a second learner's; returns the writer's store."""
         writer = self.store()
         log = (await writer.create_draft(SPEC)).log
-        weights = (ObjectRef("snapshots/body/0-weights", 0, 4, 10, "0" * 64),)
         items: list[Item] = [
             PolicyItem(self.entropy.hex_id(), Policy(quorum_count=2)),
-            SnapshotItem("body", 0, "d", weights, ()),
+            snapshot(0),
             StatusItem(RunStatus.OPEN),
             SessionItem("east", "s" * 32, ""),
         ]
         if has_open_round:
-            items.append(AcceptedItem("a" * 32, "body", "east", "s" * 32, 0, "d", "0" * 64, (), 24, 100, 24, (1.0,)))
+            items.append(accepted("a" * 32, "east", session="s" * 32))
         assert all(outcome.rejection is None for outcome in await log.append(items))
         await writer.publish("run", UID)
         return writer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -16,15 +15,15 @@ from skerry_syncer.merge.merger import Merger
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import StoreUnavailableError
-from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
-from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.entries import INITIAL_BASE
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.heard_logs import heard_logs
+from tests.support.history import accepted
 from tests.support.hooked_objects import HookedObjects
+from tests.support.log_bench import SPEC, store_on
 from tests.support.merge_driver import FRAGMENT, Driver, layout_of
-from tests.support.seeded_entropy import SeededEntropy
 
 LAYOUT = layout_of((4,))
 
@@ -68,13 +67,8 @@ async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_commi
 
 @pytest.mark.parametrize("turn_count", range(4))
 async def test_initial_weights_that_come_while_a_replica_ends_are_acknowledged(turn_count: int) -> None:
-    objects, workers = DictObjects(), InlineWorkers()
-    spec = RunSpec("run", "0" * 32, (LAYOUT,), {"t0": "float32"}, 0.0)
-    await objects.create(f"runs/run/{spec.uid}/run.json", spec.to_bytes())
-    entropy = SeededEntropy(random.Random(0))
-    run = Run(RunLog(objects, spec, clock=SystemClock(), entropy=entropy, writer="test"), workers)
-    ids = ("d" * 32, FRAGMENT, "eu", "5" * 32)
-    pushed = AcceptedItem(*ids, INITIAL_BASE, "", "", (), step_count=0, token_count=0, last_step=0, squared_norms=())
+    run = await store_on(DictObjects()).create_draft(SPEC)
+    pushed = accepted("d" * 32, "eu", base=INITIAL_BASE)
     async with served(run):
         for _ in range(10):
             await asyncio.sleep(0)

@@ -7,17 +7,15 @@ from typing import Any, get_args
 
 import pytest
 
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Entry, Item
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.opening import open_objects
-from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
+from tests.support.log_bench import store_on
 from tests.unit.syncer.store.make_golden import GOLDEN, make
 
 
@@ -30,13 +28,7 @@ def expected() -> dict[str, Any]:
 @pytest.fixture
 async def run(tmp_path: Path) -> Run:
     shutil.copytree(GOLDEN / "store", tmp_path / "store")
-    store = Store(
-        open_objects(f"file://{tmp_path}/store"),
-        clock=SystemClock(),
-        entropy=SystemEntropy(),
-        workers=InlineWorkers(),
-        writer="test",
-    )
+    store = store_on(open_objects(f"file://{tmp_path}/store"))
     return await store.open_run("golden", await store.resolve("golden"))
 
 

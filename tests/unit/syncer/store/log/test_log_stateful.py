@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectExistsError, StoreError, StoreFullError, StoreUnavailableError
 from skerry_syncer.store.log.checkpoints import checkpoint_of, state_to_bytes
@@ -44,6 +43,7 @@ from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.dict_objects import DictObjects
 from tests.support.faulty_objects import NO_FAULT, Effect, Fault, FaultyObjects, LateWrites
 from tests.support.history import BODY, EMBED, SPEC, accepted, committed, ref, rolled_back, snapshot
+from tests.support.log_bench import store_on
 from tests.support.seeded_entropy import SeededEntropy
 from tests.support.whole_history import WholeHistory
 
@@ -106,8 +106,7 @@ class LogMachine(RuleBasedStateMachine):
             return NO_FAULT if operation == "sync_parent" or not faults else faults.popleft()
 
         objects = FaultyObjects(self.shared, schedule, clock=self.clock, late=self.late)
-        store = Store(objects, clock=self.clock, entropy=self.entropy, workers=InlineWorkers(), writer="test")
-        return Replica(objects, store)
+        return Replica(objects, store_on(objects, clock=self.clock, entropy=self.entropy))
 
     async def create(self) -> None:
         run = await self.replicas[0].store.create_draft(SPEC)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.checkpoints import checkpoint_of, state_from_bytes, state_to_bytes
@@ -30,9 +29,7 @@ from skerry_syncer.store.log.retention import (
     pinned_names,
 )
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect
-from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.history import (
     BODY,
@@ -95,7 +92,7 @@ class Trained:
 
     async def readable(self) -> set[int]:
         """Returns the versions whose weights can be made."""
-        replayer = Replayer(self.driver.run, FRAGMENT, InlineWorkers())
+        replayer = self.driver.replayer()
         readable = set()
         for version in self.log.state.fragments[FRAGMENT].versions:
             with suppress(ObjectMissingError):
@@ -108,7 +105,7 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
     run = await Trained.start(versions=2, hours=10, days=2)
     await run.train(34)  # version 8 is the first of day 2: versions 8n - 1 are the last of a day
     with pytest.raises(ObjectMissingError):  # of which only the weights are known
-        await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(23, Scratch(None))
+        await run.driver.replayer().rebuild(23, Scratch(None))
     await run.collect()
     readable = await run.readable()
     assert {31, 32, 33, 34} <= readable, "the newest of the last ten hours"
@@ -116,9 +113,8 @@ async def test_the_newest_stay_whole_and_hours_and_days_by_their_weights() -> No
     assert not readable & {1, 2, 7, 8, 16, 20, 24, 25, 26}
     assert readable == {number for number in readable if has_weights_at(run.log.state, run.positions[number - 1])}
     for version in (33, 34):
-        await Replayer(run.driver.run, FRAGMENT, InlineWorkers()).rebuild(version, Scratch(None))
-    report = await verify_run(run.driver.run, workers=InlineWorkers(), scratch=Scratch(None))
-    assert report.problems == ()
+        await run.driver.replayer().rebuild(version, Scratch(None))
+    assert (await run.driver.verify()).problems == ()
 
 
 async def test_a_pin_outlives_every_collection_and_any_number_of_checkpoints() -> None:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
-from skerry_syncer.store.log.entries import CollectedItem, Fate, RunStatus, StatusItem
-from skerry_syncer.store.log.run_log import RunLog
+from skerry_syncer.store.log.entries import CollectedItem
 from skerry_syncer.store.maintenance.checking import VerifyReport, position_before, verify_run, versions_since
-from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.scratch import Scratch
-from tests.support.hooked_objects import HookedObjects
-from tests.support.log_bench import SPEC, Bench
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
 
 LAYOUT = layout_of((6, 6), (4,))
 
 
-async def trained(round_count: int = 4, *, snapshot_at: int = 2, objects: Objects | None = None) -> Driver:
+async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
     """Returns an open run with some versions, and one more delta that is pending."""
     rng = np.random.default_rng(5)
-    driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4), objects=objects)
+    driver = await Driver.start(LAYOUT, Policy(update_encoding=INT4))
     for _ in range(round_count):
         deltas = [await driver.push(nth, rng.normal(size=LAYOUT.numel), encoding=INT4) for nth in range(2)]
         await driver.round(deltas, participation=0.5)
@@ -30,16 +24,6 @@ async def trained(round_count: int = 4, *, snapshot_at: int = 2, objects: Object
             await driver.snapshot()
     await driver.push(3, rng.normal(size=LAYOUT.numel))
     return driver
-
-
-async def verify(driver: Driver) -> VerifyReport:
-    return await verify_run(driver.run, workers=driver.workers, scratch=Scratch(None))
-
-
-async def test_a_draft_has_nothing_to_check() -> None:
-    run = await Bench().store().create_draft(SPEC)
-    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
-    assert report == VerifyReport(versions_checked=0, versions_replayed=0, problems=())
 
 
 def part_names(driver: Driver, version: int) -> list[str]:
@@ -69,18 +53,10 @@ async def test_a_sound_run_is_checked_and_replayed_whole() -> None:
     assert heard == [(done, 5) for done in range(1, 6)]
 
 
-async def test_a_closed_run_has_a_fate_for_each_delta() -> None:
-    driver = await trained()
-    await driver.append(StatusItem(RunStatus.CLOSING))
-    await driver.append(StatusItem(RunStatus.CLOSED))
-    assert (await verify(driver)).ok
-    assert {delta.fate for delta in driver.log.state.deltas.values()} == {Fate.MERGED, Fate.EXPIRED}
-
-
 async def test_a_damaged_delta_is_named_and_the_chain_still_holds() -> None:
     driver = await trained()
     await driver.damage(part_names(driver, 3)[1])
-    report = await verify(driver)
+    report = await driver.verify()
     (problem,) = report.problems
     assert problem.startswith("body version 3: delta can't be read")
     assert part_names(driver, 3)[1].split("/")[2] in problem
@@ -91,7 +67,7 @@ async def test_a_damaged_delta_is_named_and_the_chain_still_holds() -> None:
 async def test_a_damaged_update_is_found_and_later_versions_wait_for_a_snapshot() -> None:
     driver = await trained(snapshot_at=3)
     await driver.damage(update_name(driver, 2))
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem.startswith("body version 2: ")
     assert "other bytes" in problem
 
@@ -100,38 +76,20 @@ async def test_a_lost_object_is_a_problem_and_a_collected_one_is_not() -> None:
     driver = await trained()
     names = [*part_names(driver, 1), update_name(driver, 1)]
     await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in names])
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem.startswith("body version 1: ")
     await driver.append(CollectedItem(tuple(names)))
-    report = await verify(driver)
+    report = await driver.verify()
     assert report.ok
     # Version 1 can't be checked any more, 2 only by its snapshot, and from there all is replayed.
     assert (report.versions_checked, report.versions_replayed) == (4, 2)
-
-
-async def test_what_a_collection_takes_meanwhile_is_no_problem() -> None:
-    objects = HookedObjects()
-    driver = await trained(objects=objects)
-    names = part_names(driver, 1)
-    other = RunLog(objects, driver.log.spec, clock=SystemClock(), entropy=driver.log.entropy, writer="gc")
-    await other.tail()
-
-    async def collect() -> None:
-        await other.append([CollectedItem(tuple(names))])
-        await objects.delete([f"{other.prefix}/{name}" for name in names])
-
-    objects.hooks["before stream", names[0]] = collect
-    report = await verify(driver)
-    assert objects.calls["before stream", names[0]] == 1
-    assert report.ok
-    assert (report.versions_checked, report.versions_replayed) == (5, 2)
 
 
 async def test_a_damaged_snapshot_of_the_outer_state_is_found() -> None:
     driver = await trained()
     outer = driver.log.state.fragments[FRAGMENT].versions[2].outer
     await driver.damage(outer[0].name)
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem.startswith("body version 2: ")
     assert outer[0].name in problem
 
@@ -142,7 +100,7 @@ async def test_an_entry_that_was_changed_breaks_the_log() -> None:
     data = await driver.objects.get(path)
     await driver.objects.delete([path])
     await driver.objects.write(path, data.replace(b'"writer":"test"', b'"writer":"evil"'))
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem.startswith("log breaks off after entry 3: ")
 
 
@@ -150,7 +108,7 @@ async def test_a_log_that_lost_its_end_is_found() -> None:
     driver = await trained()
     end = driver.log.state.position
     await driver.objects.delete([f"{driver.log.prefix}/log/{end:020}"])
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem == f"log breaks off after entry {end - 1}: log entry is missing. run=run, position={end}"
 
 
@@ -158,7 +116,7 @@ async def test_an_entry_behind_a_gap_is_found_however_wide_the_gap_is() -> None:
     driver = await trained()
     end = driver.log.state.position
     await driver.objects.create(f"{driver.log.prefix}/log/{end + 9:020}", b"an entry")
-    (problem,) = (await verify(driver)).problems
+    (problem,) = (await driver.verify()).problems
     assert problem == f"log breaks off after entry {end}: log entry is missing. position={end + 1}, last={end + 9}"
 
 

@@ -1,29 +1,27 @@
 """A collection deletes what no kept version takes, says so in the log first, and touches nothing else."""
 
-import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
-from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.maintenance.collecting import collect
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
 from tests.support.hooked_objects import HookedObjects
+from tests.support.log_bench import store_on
 from tests.support.merge_driver import FRAGMENT, INT4, Driver, layout_of
-from tests.support.seeded_entropy import SeededEntropy
 
 Happening = Callable[[], Awaitable[object]]
 Read = Callable[[Run], Awaitable[None]]
@@ -31,7 +29,7 @@ DAY_S = 86_400.0
 NOW_S = 100 * DAY_S  # objects of DictObjects are of day 0
 
 
-async def trained(round_count: int, objects: DictObjects) -> Driver:
+async def trained(round_count: int, objects: Objects) -> Driver:
     """Returns a run of so many rounds of two learners, with a snapshot of every third version."""
     values = np.random.Generator(np.random.PCG64(0))
     driver = await Driver.start(layout_of((4, 4), (3,)), Policy(update_encoding=INT4), objects=objects)
@@ -52,12 +50,12 @@ async def collected(driver: Driver, kept_version_count: int, *, now_unix_s: floa
 async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
     driver = await trained(9, DictObjects())
     assert await collected(driver, 2)
-    replayer = Replayer(driver.run, FRAGMENT, InlineWorkers())
+    replayer = driver.replayer()
     for version in (8, 9):
         await replayer.rebuild(version, Scratch(None))
     with pytest.raises(ObjectMissingError):
         await replayer.weights_at(4)
-    assert (await verify_run(driver.run, workers=InlineWorkers(), scratch=Scratch(None))).problems == ()
+    assert (await driver.verify()).problems == ()
     assert await collected(driver, 2) == []
 
 
@@ -129,18 +127,14 @@ async def _roll_back(run: Run) -> None:
 async def race(driver: Driver, read: Read, happen: Happening) -> None:
     """Lets a process read that knows the log as it is now, with something happening in between."""
     assert isinstance(driver.objects, DictObjects)
-    objects = HookedObjects()
-    objects.objects = driver.objects.objects
+    objects = HookedObjects(driver.objects)
 
     async def happen_once() -> None:
         objects.hooks.clear()
         await happen()
 
     objects.hooks["before stream", ""] = happen_once
-    entropy = SeededEntropy(random.Random(1))
-    log = RunLog(objects, driver.log.spec, clock=SystemClock(), entropy=entropy, writer="reader")
-    run = Run(log, InlineWorkers())
-    await run.log.tail()
+    run = await store_on(objects).open_run(driver.log.spec.name, driver.log.spec.uid)
     try:
         await read(run)
     except ObjectMissingError:

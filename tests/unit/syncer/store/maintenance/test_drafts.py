@@ -5,18 +5,15 @@ from functools import partial
 
 import pytest
 
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
-from skerry.runtime.workers import InlineWorkers
-from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry_syncer.store.errors import StoreUnavailableError
 from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.maintenance.drafts import NamelessRun, delete_nameless, nameless_runs
 from skerry_syncer.store.store import Store
+from tests.support.dict_objects import DictObjects
 from tests.support.hooked_objects import HookedObjects
+from tests.support.log_bench import LAYOUT, store_on
 
 LOST, WINNER, OLDER, YOUNG = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
-LAYOUT = FragmentLayout("body", (TensorSpec("w", (4,)),))
 DAY_S = 86_400.0
 
 
@@ -24,9 +21,9 @@ class DraftedObjects(HookedObjects):
     """Objects by a clock that a test sets, and the store on them."""
 
     def __init__(self) -> None:
-        super().__init__(unix=lambda: self.now_s)
+        super().__init__(DictObjects(unix=lambda: self.now_s))
         self.now_s = 0.0
-        self.store = Store(self, clock=SystemClock(), entropy=SystemEntropy(), workers=InlineWorkers(), writer="test")
+        self.store = store_on(self)
 
     def lost(self) -> dict[str, tuple[bytes, float]]:
         """The objects of the run that lost the name."""

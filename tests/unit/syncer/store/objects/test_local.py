@@ -15,14 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.workers import Arguments, InlineWorkers, Result
 from skerry_syncer.store.errors import ObjectMissingError, StoreFullError, StoreUnavailableError
 from skerry_syncer.store.objects.local import TEMPORARY, FileSystem, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects
-from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.run import Run
-from tests.support.log_bench import SPEC
+from tests.support.log_bench import SPEC, store_on
 from tests.support.seeded_entropy import SeededEntropy
 
 ENTRY = "runs/run/uid/log/00000000000000000001"
@@ -145,9 +143,8 @@ async def test_what_another_process_published_survives_once_it_was_met(tmp_path:
 
 async def new_process(disk: CuttableFileSystem, seed: int) -> Run:
     """Returns a run as a new process opens it."""
-    objects, entropy = opened(disk.root, disk, seed), SeededEntropy(random.Random(seed))
-    store = Store(objects, clock=SystemClock(), entropy=entropy, workers=InlineWorkers(), writer="test")
-    return await store.create_draft(SPEC)
+    entropy = SeededEntropy(random.Random(seed))
+    return await store_on(opened(disk.root, disk, seed), entropy=entropy).create_draft(SPEC)
 
 
 async def test_a_part_that_is_listed_survives_though_its_writer_was_killed(tmp_path: Path) -> None:

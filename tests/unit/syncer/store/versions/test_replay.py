@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.algorithm.step import TORN, OuterState
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.codecs import Codec, Encoding
 from skerry.wire.digests import tree_digest
@@ -24,10 +22,9 @@ from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.entries import ObjectRef
-from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError, float32s_from_hex
-from skerry_syncer.store.versions.run import Run
+from skerry_syncer.store.versions.replay import UnreadableDeltaError, float32s_from_hex
 from skerry_syncer.store.versions.scratch import Scratch
+from tests.support.log_bench import store_on
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver, layout_of
 
 NO_FILES = Scratch(None)
@@ -38,10 +35,6 @@ def assert_same_bits(one: OuterState, other: OuterState) -> None:
     assert one.version == other.version
     for name in ("weights", "momentum", "residual"):
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
-
-
-def replayer(driver: Driver) -> Replayer:
-    return Replayer(driver.run, FRAGMENT, driver.workers)
 
 
 async def trained(round_count: int, *, seed: int = 0, policy: Policy | None = None, snapshot_at: int = -1) -> Driver:
@@ -71,8 +64,8 @@ async def test_deltas_and_updates_both_lead_to_the_merged_state_bit_for_bit(
 ) -> None:
     policy = Policy(merge=rule, outer=OuterOptimizer(momentum=momentum), update_encoding=Encoding(codec, block=block))
     driver = await trained(4, seed=seed, policy=policy)
-    assert_same_bits(await replayer(driver).rebuild(4, NO_FILES), driver.state)
-    weights = await replayer(driver).weights_at(4)
+    assert_same_bits(await driver.replayer().rebuild(4, NO_FILES), driver.state)
+    weights = await driver.replayer().weights_at(4)
     assert weights.tobytes() == driver.state.weights.tobytes()
     assert tree_digest(weights).hex() == driver.log.state.fragments[FRAGMENT].newest.digest
 
@@ -123,11 +116,11 @@ async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
         for part in driver.log.state.deltas[member.delta].item.parts
     ]
     await driver.collect(*before)
-    assert_same_bits(await replayer(driver).rebuild(5, NO_FILES), driver.state)
+    assert_same_bits(await driver.replayer().rebuild(5, NO_FILES), driver.state)
     # Without their deltas, the versions before the snapshot are only known by the updates.
     with pytest.raises(ObjectMissingError):
-        await replayer(driver).rebuild(2, NO_FILES)
-    await replayer(driver).weights_at(2)
+        await driver.replayer().rebuild(2, NO_FILES)
+    await driver.replayer().weights_at(2)
 
 
 async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
@@ -135,15 +128,15 @@ async def test_versions_on_both_sides_of_a_roll_back_can_be_rebuilt() -> None:
     newest = [values.copy() for values in (driver.state.weights, driver.state.momentum)]
     await driver.roll_back(1)
     await driver.round([await driver.push(0, np.ones(LAYOUT.numel))])
-    assert_same_bits(await replayer(driver).rebuild(5, NO_FILES), driver.state)
-    abandoned = await replayer(driver).rebuild(3, NO_FILES)
+    assert_same_bits(await driver.replayer().rebuild(5, NO_FILES), driver.state)
+    abandoned = await driver.replayer().rebuild(3, NO_FILES)
     assert abandoned.weights.tobytes() == newest[0].tobytes()
     assert abandoned.momentum.tobytes() == newest[1].tobytes()
-    along = await replayer(driver).weights_at(3)
+    along = await driver.replayer().weights_at(3)
     assert along.tobytes() == newest[0].tobytes()
     # A state from before the roll-back is carried over it as well.
-    old = await replayer(driver).rebuild(2, NO_FILES)
-    await replayer(driver).advance(old, 5, NO_FILES)
+    old = await driver.replayer().rebuild(2, NO_FILES)
+    await driver.replayer().advance(old, 5, NO_FILES)
     assert_same_bits(old, driver.state)
 
 
@@ -163,7 +156,7 @@ async def test_threads_scratch_files_and_cuts_into_parts_change_no_bit(tmp_path:
         [await threaded.push(nth, values, encoding=INT4, cuts=cuts) for nth, values in enumerate(deltas)]
     )
     assert_same_bits(plain.state, threaded.state)
-    again = await replayer(threaded).rebuild(1, threaded.scratch)
+    again = await threaded.replayer().rebuild(1, threaded.scratch)
     assert_same_bits(again, plain.state)
     assert tree_digest(again.weights).hex() == plain.log.state.fragments[FRAGMENT].newest.digest
     workers.close()
@@ -185,7 +178,7 @@ async def test_parts_in_memory_are_merged_like_stored_ones_and_only_once(codec: 
         await driver.commit(await driver.merge(closing))
     assert_same_bits(stored.state, kept.state)
     with pytest.raises(UnreadableDeltaError):
-        await replayer(kept).rebuild(1, NO_FILES)
+        await kept.replayer().rebuild(1, NO_FILES)
 
 
 async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +186,7 @@ async def test_an_update_in_several_objects_is_followed_like_one(monkeypatch: py
     driver = await Driver.start(layout_of((1500, 999), (1000, 1000)), Policy(update_encoding=Encoding(Codec.INT4)))
     item = await driver.round([await driver.push(0, np.random.default_rng(0).normal(size=driver.layout.numel))])
     assert len(item.update) == 3
-    weights = await replayer(driver).weights_at(1)
+    weights = await driver.replayer().weights_at(1)
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
@@ -202,10 +195,10 @@ async def test_a_state_that_could_not_be_loaded_is_torn_and_refused() -> None:
     initial = driver.log.state.fragments[FRAGMENT].versions[0]
     await driver.damage(initial.weights[0].name)
     with pytest.raises(UnreadableObjectError):
-        await replayer(driver).load_snapshot(initial, driver.state)
+        await driver.replayer().load_snapshot(initial, driver.state)
     assert driver.state.version == TORN
     with pytest.raises(ValueError, match="advance"):
-        await replayer(driver).advance(driver.state, 1, NO_FILES)
+        await driver.replayer().advance(driver.state, 1, NO_FILES)
 
 
 def snapshot_refs(driver: Driver, version: int) -> list[ObjectRef]:
@@ -223,8 +216,8 @@ async def test_a_damaged_snapshot_is_gone_around_by_an_older_one(part: int, is_l
         await driver.objects.delete([f"{driver.log.prefix}/{name}"])
     else:
         await driver.damage(name)
-    assert_same_bits(await replayer(driver).rebuild(3, NO_FILES), driver.state)
-    weights = await replayer(driver).weights_at(3)
+    assert_same_bits(await driver.replayer().rebuild(3, NO_FILES), driver.state)
+    weights = await driver.replayer().weights_at(3)
     assert weights.tobytes() == driver.state.weights.tobytes()
 
 
@@ -236,21 +229,20 @@ async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() 
         await driver.damage(name)
     for _ in range(2):
         with pytest.raises(UnreadableObjectError) as caught:
-            await replayer(driver).rebuild(3, NO_FILES)
+            await driver.replayer().rebuild(3, NO_FILES)
         assert caught.value.name in names
         with pytest.raises(UnreadableObjectError):
-            await replayer(driver).weights_at(3)
+            await driver.replayer().weights_at(3)
     for name, data in kept.items():
         await driver.objects.delete([f"{driver.log.prefix}/{name}"])
         await driver.objects.write(f"{driver.log.prefix}/{name}", data)
-    assert_same_bits(await replayer(driver).rebuild(3, NO_FILES), driver.state)
+    assert_same_bits(await driver.replayer().rebuild(3, NO_FILES), driver.state)
     assert not driver.run.blobs.unreadable
 
 
 async def test_a_replica_that_was_away_goes_on_from_the_newest_snapshot() -> None:
     driver = await trained(0)
-    log = RunLog(driver.objects, driver.log.spec, clock=SystemClock(), entropy=SystemEntropy(), writer="late")
-    late = Run(log, driver.workers)
+    late = await store_on(driver.objects).open_run(driver.log.spec.name, driver.log.spec.uid)
     merger = Merger(late, workers=driver.workers, scratch=NO_FILES)
 
     async def merge_late() -> None:
@@ -258,7 +250,7 @@ async def test_a_replica_that_was_away_goes_on_from_the_newest_snapshot() -> Non
         await late.log.tail()
         await merger.merge(closing)
         await driver.log.tail()
-        driver.state = await replayer(driver).rebuild(closing.version, NO_FILES)
+        driver.state = await driver.replayer().rebuild(closing.version, NO_FILES)
 
     await merge_late()  # its cache has version 1 now
     missed = []

@@ -37,21 +37,13 @@ def test_a_report_of_a_fenced_session_renews_nothing() -> None:
     assert not _is_live(membership, world, "eu", 10.0)
 
 
-def test_a_learner_that_left_is_not_live() -> None:
-    world, membership = RoundWorld("eu"), Leases(0.0)
-    session = _session(world, "eu")
-    membership.renew("eu", session, 10.0)
-    world.add(LeftItem("eu", session))
-    membership.end("eu", session)
-    assert not _is_live(membership, world, "eu", 10.0)
-
-
-def test_other_replicas_hear_the_last_report_of_a_learner_that_left() -> None:
+def test_a_learner_that_left_is_not_live_and_other_replicas_hear_its_last_report() -> None:
     world, here, there = RoundWorld("eu"), Leases(0.0), Leases(0.0)
     session = _session(world, "eu")
     here.renew("eu", session, 10.0, LearnerReport(step_count=1500))
     world.add(LeftItem("eu", session))
     here.end("eu", session)
+    assert not _is_live(here, world, "eu", 10.0)
     for learner, advice in here.unpublished():
         there.hear(learner, advice, 10.0)
     assert there.view(world.state, 10.0).of("eu") == LearnerView(False, LearnerReport(step_count=1500))

@@ -64,29 +64,19 @@ def test_nobody_waits_for_a_learner_that_left() -> None:
 
 
 def test_to_attach_again_is_no_work() -> None:
-    """Learners that crash and attach anew in a loop neither damp the others' steps nor are waited for."""
-    world = RoundWorld(*THREE)
-    world.round(*THREE)
-    looping = [f"loop-{index}" for index in range(6)]
-    for turn in range(2):
-        for name in looping:
-            world.add(SessionItem(name, f"{name}-{turn}", "here"))
-    for name in THREE:
-        world.accept(name)
-    assert is_closed(world, *THREE, *looping, step_count=10_000)
-    assert world.closed(*THREE, *looping).participation == 1
-
-
-def test_to_say_goodbye_and_attach_again_is_no_work() -> None:
-    """The same, with a session that leaves and comes back before each round."""
+    """Learners that crash, or say goodbye, and attach anew in a loop neither damp the others' steps nor are awaited."""
+    crashing = [f"crash-{index}" for index in range(6)]
     world = RoundWorld(*THREE, "loop")
-    for _ in range(6):
+    live = (*THREE, *crashing, "loop")
+    for turn in range(6):
         world.add(LeftItem("loop", "session-loop"), SessionItem("loop", "session-loop", "here"))
+        for name in crashing:
+            world.add(SessionItem(name, f"{name}-{turn}", "here"))
         for name in THREE:
             world.accept(name)
-        is_waited_for = not is_closed(world, *THREE, "loop")
-        close = world.round(live=(*THREE, "loop"))
-    assert not is_waited_for
+        is_awaited = not is_closed(world, *live, step_count=10_000)
+        close = world.round(live=live)
+    assert not is_awaited
     assert close.participation == 1
 
 

@@ -24,16 +24,6 @@ PLAIN = b"".join(
 )
 
 
-async def test_parts_within_the_budget_do_not_wait() -> None:
-    budget = ByteBudget(100)
-    await budget.reserve("a", 60)
-    await budget.reserve("b", 40)
-    assert budget.used_bytes == 100
-    budget.release("a", 60)
-    budget.release("b", 40)
-    assert budget.used_bytes == 0
-
-
 async def test_a_part_that_does_not_fit_waits_until_it_does() -> None:
     budget = ByteBudget(100)
     await budget.reserve("a", 80)

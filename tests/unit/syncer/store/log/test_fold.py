@@ -100,15 +100,12 @@ def test_a_repeated_delta_counts_once_and_other_bytes_under_its_id_are_refused(h
     assert history.reject(accepted("a")) == "REPEATED"
 
 
-def test_a_session_has_one_delta_from_a_base(history: History) -> None:
+def test_a_base_has_one_delta_and_is_free_again_if_that_was_given_up_but_not_if_it_was_merged(history: History) -> None:
     history.admit(accepted("a"))
     assert history.reject(accepted("b")) == "BASE_REPEATED"
-    history.admit(accepted("c", fragment=EMBED))
-
-
-def test_a_delta_that_was_given_up_frees_its_base_and_a_merged_one_never_does(history: History) -> None:
-    history.admit(accepted("a"))
-    history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),)))
+    history.admit(accepted("of another fragment", fragment=EMBED))
+    assert history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),))) == ("a",)
+    assert history.reject(closed("a")) == "BAD_REQUEST"
     history.admit(accepted("b"))
     assert history.reject(accepted("c")) == "BASE_REPEATED"
     committed_round(history, "b")
@@ -235,12 +232,6 @@ def test_a_round_whose_every_delta_is_bad_is_void_and_the_next_takes_the_next_at
     assert history.reject(closed("b")) == "VERSION_NOT_FOUND"
     history.admit(closed("b", attempt=2))
     assert history.admit(committed(attempt=2)) == ("b",)
-
-
-def test_a_fate_outside_of_a_close_is_final(history: History) -> None:
-    history.admit(accepted("a"))
-    assert history.admit(FateItem((Decided("a", Fate.QUARANTINED, "outlier"),))) == ("a",)
-    assert history.reject(closed("a")) == "BAD_REQUEST"
 
 
 def test_a_policy_request_takes_effect_once(history: History) -> None:

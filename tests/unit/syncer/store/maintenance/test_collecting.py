@@ -47,18 +47,6 @@ async def collected(driver: Driver, kept_version_count: int, *, now_unix_s: floa
     return [victim.name.removeprefix(f"{driver.log.prefix}/") for victim in went.victims]
 
 
-async def test_the_kept_versions_stay_whole_and_older_ones_go() -> None:
-    driver = await trained(9, DictObjects())
-    assert await collected(driver, 2)
-    replayer = driver.replayer()
-    for version in (8, 9):
-        await replayer.rebuild(version, Scratch(None))
-    with pytest.raises(ObjectMissingError):
-        await replayer.weights_at(4)
-    assert (await driver.verify()).problems == ()
-    assert await collected(driver, 2) == []
-
-
 async def test_names_are_condemned_before_any_is_deleted_and_a_collection_that_died_then_is_finished() -> None:
     objects = HookedObjects()
     driver = await trained(4, objects)

@@ -8,6 +8,7 @@ import pytest
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Objects
 from skerry_syncer.store.objects.local import MARKER
+from tests.support.dict_objects import joined
 
 LARGE = 40 * STREAM_CHUNK_BYTES + 17  # more than two pieces of a large upload
 
@@ -15,10 +16,6 @@ LARGE = 40 * STREAM_CHUNK_BYTES + 17  # more than two pieces of a large upload
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
-
-
-async def read_all(objects: Objects, name: str, offset: int = 0) -> bytes:
-    return b"".join([piece async for piece in objects.stream(name, offset=offset)])
 
 
 async def names_below(objects: Objects, prefix: str) -> dict[str, int]:
@@ -48,18 +45,19 @@ async def test_a_missing_object_is_said_to_be_missing(objects: Objects) -> None:
         with pytest.raises(ObjectMissingError):
             await objects.get(name)
         with pytest.raises(ObjectMissingError):
-            await read_all(objects, name)
+            await joined(objects.stream(name))
 
 
 async def test_parts_are_read_and_end_where_the_object_ends(objects: Objects) -> None:
     await objects.create("a", b"0123456789")
-    assert [await read_all(objects, "a", offset) for offset in (0, 3, 10)] == [b"0123456789", b"3456789", b""]
+    for offset, rest in ((0, b"0123456789"), (3, b"3456789"), (10, b"")):
+        assert await joined(objects.stream("a", offset=offset)) == rest
 
 
 async def test_an_empty_object_is_an_object(objects: Objects) -> None:
     await objects.create("a", b"")
     assert await objects.write("b", chunks_of()) == 0
-    assert await objects.get("a") == await objects.get("b") == await read_all(objects, "b", 0) == b""
+    assert await objects.get("a") == await objects.get("b") == await joined(objects.stream("b")) == b""
 
 
 async def test_a_blob_of_many_pieces_comes_back_whole_and_in_bounded_pieces(objects: Objects) -> None:

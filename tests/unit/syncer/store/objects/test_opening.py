@@ -15,6 +15,7 @@ from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError
 from skerry_syncer.store.objects.interface import ObjectInfo, Objects
 from skerry_syncer.store.objects.local import MARKER, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects, parse_url
+from tests.support.dict_objects import joined
 
 
 @pytest.mark.parametrize(
@@ -122,10 +123,6 @@ class _ReturningWorkers(InlineWorkers):
         return await super().run(function, *args)
 
 
-async def _joined(pieces: AsyncIterator[bytes]) -> bytes:
-    return b"".join([piece async for piece in pieces])
-
-
 async def _listed(infos: AsyncIterator[ObjectInfo]) -> set[tuple[str, int]]:
     return {(info.name, info.size_bytes) async for info in infos}
 
@@ -135,7 +132,7 @@ async def _listed(infos: AsyncIterator[ObjectInfo]) -> set[tuple[str, int]]:
     "read",
     [
         lambda objects: objects.get("runs/a/1"),
-        lambda objects: _joined(objects.stream("runs/a/1")),
+        lambda objects: joined(objects.stream("runs/a/1")),
         lambda objects: objects.folders("runs"),
         lambda objects: _listed(objects.list("")),
     ],

@@ -1,4 +1,4 @@
-"""Which tokens a step trains on: a pure function of seed, learner and step, so resuming needs no saved state."""
+"""Which tokens a step trains on: a pure function of seed, learner and step."""
 
 from __future__ import annotations
 

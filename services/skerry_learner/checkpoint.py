@@ -24,6 +24,7 @@ class TrainingPosition:
     step: int = 0
     tokens: int = 0
     time_s: float = 0.0
+    learner: str = ""  # the id of the first process, which the order of batches goes on from
 
 
 def save_checkpoint(path: Path, *, model: Gpt, optimizer: InnerOptimizer, position: TrainingPosition) -> None:

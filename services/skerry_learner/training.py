@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -60,9 +61,6 @@ class Trainer:
         config, batch_size, limit_mb = settings.model, settings.batch_size, settings.data_limit_mb
         limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
         corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=limit_bytes)
-        self._sampler = BatchSampler(
-            corpus.train, config, batch_size=batch_size, seed=settings.seed, learner=settings.learner_id
-        )
         held_out = held_out_batches(
             corpus.held_out, config, batch_size=batch_size, window_count=settings.held_out_window_count
         )
@@ -71,7 +69,11 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.model = Gpt(config).to(self._device)
         self._optimizer = make_optimizer(self.model, settings.optimizer, weight_decay=settings.weight_decay)
-        self.position = load_checkpoint(settings.checkpoint_path, model=self.model, optimizer=self._optimizer)
+        position = load_checkpoint(settings.checkpoint_path, model=self.model, optimizer=self._optimizer)
+        self.position = replace(position, learner=position.learner or settings.learner_id)
+        self._sampler = BatchSampler(
+            corpus.train, config, batch_size=batch_size, seed=settings.seed, learner=self.position.learner
+        )
         self._clock = clock
         self._last_line: dict[str, Any] = {}  # of the metrics
         self._has_lost_lines = False
@@ -160,7 +162,8 @@ class Trainer:
         compute_s = clock.monotonic_s() - begun_s
         slowdown_s = (settings.slowdown - 1.0) * compute_s
         clock.block(slowdown_s)
-        self.position = TrainingPosition(
+        self.position = replace(
+            self.position,
             step=self.position.step + 1,
             tokens=self.position.tokens + batch.token_count,
             time_s=clock.monotonic_s() - self._started_s,

@@ -105,7 +105,7 @@ def _train(settings: LearnSettings, learner: ScriptedLearner | None = None) -> l
 def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = _train(_settings(tmp_path / "whole"))
     _train(_settings(tmp_path / "cut", steps=5))
-    cut = _train(_settings(tmp_path / "cut"))
+    cut = _train(replace(_settings(tmp_path / "cut"), learner_id="b"))  # as one that was given none has another
     assert {line["step"]: line["loss"] for line in cut} == {line["step"]: line["loss"] for line in whole}
     assert {line["attempt"] for line in cut} == {0, 1}
     weights = [_trainer(_settings(tmp_path / name)).model.state_dict() for name in ("whole", "cut")]

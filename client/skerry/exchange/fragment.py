@@ -25,9 +25,10 @@ from skerry.errors import (
 from skerry.exchange import states as fragment_state
 from skerry.exchange.adopt import Pulled, adopt
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.push import make_delta, push
+from skerry.exchange.push import Delta, make_delta, push
 from skerry.exchange.session import Session
 from skerry.exchange.states import Idle, InFlight, Replacing, Sending, State
+from skerry.model.movement import warn_of_turn
 from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
@@ -63,6 +64,7 @@ class FragmentExchange:
         self._newest_version = ledger.version
         self._invited_version = -1
         self._rhythm = RoundRhythm()
+        self._has_turned = False  # which was warned of
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
         self._lost_step_count = 0  # steps whose work was taken out of the model
         self._decided = LastWork()  # of the last work that was merged or lost
@@ -264,10 +266,13 @@ class FragmentExchange:
                 return
             ledger, taken_at_s = state.ledger, asyncio.get_running_loop().time()
 
+            def made() -> Delta:
+                delta = make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
+                self._has_turned = self._has_turned or warn_of_turn(buffer, ledger.base)
+                return delta
+
             try:
-                delta = await session.workers.run(
-                    lambda: make_delta(session, layout, ledger, buffer, trained=trained, taken_at_s=taken_at_s)
-                )
+                delta = await session.workers.run(made)
             except NonFiniteError as error:
                 raise PoisonedError(
                     "NON_FINITE",

@@ -46,8 +46,7 @@ from skerry_syncer.store.versions.blobs import Blobs
 from tests.fuzz.mutations import mutated_bytes, mutated_frames, mutated_json, mutated_message, pick
 from tests.support.dict_objects import DictObjects
 from tests.support.seeded_entropy import SeededEntropy
-from tests.unit.exchange.test_adopt import LAYOUT as COURSE_LAYOUT
-from tests.unit.exchange.test_adopt import Course
+from tests.unit.exchange import test_adopt as course
 
 Make = Callable[[Random], bytes]
 _GOLDEN: Final = Path(__file__).parents[1] / "unit/syncer/store/golden/store/runs/golden"
@@ -301,14 +300,9 @@ def _decode_status(data: bytes) -> object:
     return error_from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), trailing, "no", ""))
 
 
-@cache
-def _course() -> Course:
-    return Course()
-
-
 def _make_pull(source: Random) -> bytes:
     """Returns a plan and the bytes of its objects, each with its length before it."""
-    plan, objects = _course().applier(4, _course().weights).plan, list(_course().data)
+    plan, objects = course.plan_with(course.WEIGHTS, 4), [data for _, data in course.OBJECTS]
     if source.random() < 0.6:
         index = int(source.random() * len(objects))
         objects[index] = mutated_frames(source, [objects[index]])
@@ -323,7 +317,7 @@ def _decode_pull(data: bytes) -> object:
         size = 4 + int.from_bytes(rest[:4], "little")
         pieces.append(rest[4:size])
         rest = rest[size:]
-    applier = PlanApplier(COURSE_LAYOUT, exchange.PullPlan.FromString(pieces[0]), _course().start)
+    applier = PlanApplier(course.LAYOUT, exchange.PullPlan.FromString(pieces[0]), course.START)
     for index, piece in enumerate(pieces[1:]):
         for offset in range(0, len(piece), 300):
             applier.feed(index, offset, piece[offset : offset + 300])

@@ -22,7 +22,7 @@ from skerry.net.tls import tls_for
 from skerry.v1 import capabilities_pb2
 from tests.support.heard_logs import heard_logs
 from tests.support.made_keys import make_keys, replace_pair, tls_of
-from tests.support.quadratic import QUICK, Quadratic, train_until
+from tests.support.quadratic import Quadratic
 from tests.support.syncer_thread import syncer
 
 # Connections to it end on this machine, and nothing says so.
@@ -61,19 +61,6 @@ def refusal(target: str, tls: Tls | None) -> SkerryError:
     assert time.monotonic() - started_s < 5
     assert "\n" not in str(caught.value)
     return caught.value
-
-
-def test_learners_train_one_model_over_mutual_tls(keys: Path) -> None:
-    problem, other = Quadratic(), Quadratic(1)
-    with syncer(tls_of(keys, "a.example")) as target:
-        options: dict[str, Any] = {"target": target, "run": "fit", "create": True, "policy": QUICK}
-        with (
-            ArrayLearner(problem.arrays, learner_id="us", tls=tls_of(keys, "us"), **options) as us,
-            ArrayLearner(other.arrays, learner_id="eu", tls=tls_of(keys, "eu"), **options) as eu,
-        ):
-            train_until([(problem, us), (other, eu)], lambda: min(us.stats.deltas_merged, eu.stats.deltas_merged) > 3)
-        with RunsClient(target, tls=tls_of(keys, "anna")) as client:
-            assert [run.name for run in client.list_runs()] == ["fit"]
 
 
 @pytest.mark.parametrize(("owner", "learner_id"), [("eu", "us"), ("anna", "us"), ("eu", None)])

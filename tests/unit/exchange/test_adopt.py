@@ -19,52 +19,47 @@ LAYOUT = FragmentLayout("f", (TensorSpec("a", (30, 8)), TensorSpec("b", (7,)), T
 INT4 = Encoding(Codec.INT4, block=8)
 
 
-class Course:
-    """Versions 3 to 5 of a fragment: what two updates make of version 3, each in two objects."""
+# What two updates, each in two objects, make of version 3.
+NUMBERS = np.random.default_rng(1)
+START = NUMBERS.standard_normal(LAYOUT.numel).astype(np.float32)
+UPDATES = [NUMBERS.standard_normal(LAYOUT.numel).astype(np.float32) for _ in range(2)]
+OBJECTS = [
+    update_object(LAYOUT, version, update[first:stop], first=first, encoding=INT4)
+    for version, update in enumerate(UPDATES, 4)
+    for first, stop in pairwise((0, 160, LAYOUT.numel))
+]
+WEIGHTS = START - UPDATES[0] - UPDATES[1]
 
-    def __init__(self) -> None:
-        numbers = np.random.default_rng(1)
-        self.start = numbers.standard_normal(LAYOUT.numel).astype(np.float32)
-        self.data: list[bytes] = []
-        self.objects: list[v1.PlanObject] = []
-        self.weights = self.start.copy()
-        for version in (4, 5):
-            update = numbers.standard_normal(LAYOUT.numel).astype(np.float32)
-            for first, stop in pairwise((0, 160, LAYOUT.numel)):
-                described, data = update_object(LAYOUT, version, update[first:stop], first=first, encoding=INT4)
-                self.objects.append(described)
-                self.data.append(data)
-            self.weights -= update
 
-    def applier(self, object_count: int, weights: NDArray[np.float32]) -> PlanApplier:
-        """Returns an applier of the first objects, which lead from version 3 to these weights."""
-        plan = plan_to(LAYOUT, 5, tree_digest(weights), self.objects[:object_count], from_version=3)
-        return PlanApplier(LAYOUT, plan, self.start)
+def plan_with(weights: NDArray[np.float32], object_count: int) -> v1.PullPlan:
+    """Returns a plan of the first objects, which is said to lead from version 3 to these weights."""
+    objects = [described for described, _ in OBJECTS[:object_count]]
+    return plan_to(LAYOUT, 5, tree_digest(weights), objects, from_version=3)
+
+
+def applied(weights: NDArray[np.float32], object_count: int, size: int = 10_000) -> NDArray[np.float32]:
+    """Returns what that plan and its objects, in pieces of that size, make of version 3."""
+    applier = PlanApplier(LAYOUT, plan_with(weights, object_count), START)
+    for index, (_, data) in enumerate(OBJECTS[:object_count]):
+        for offset in range(0, len(data), size):
+            applier.feed(index, offset, data[offset : offset + size])
+    return applier.finish()
 
 
 @pytest.mark.parametrize("size", [1, 50, 10_000])
 def test_updates_in_several_objects_and_pieces_lead_to_the_target_and_leave_the_start_alone(size: int) -> None:
-    course = Course()
-    before, applier = course.start.copy(), course.applier(4, course.weights)
-    for index, data in enumerate(course.data):
-        for offset in range(0, len(data), size):
-            applier.feed(index, offset, data[offset : offset + size])
-    np.testing.assert_array_equal(applier.finish().view(np.uint32), course.weights.view(np.uint32))
-    np.testing.assert_array_equal(course.start, before)
+    before = START.copy()
+    np.testing.assert_array_equal(applied(WEIGHTS, 4, size).view(np.uint32), WEIGHTS.view(np.uint32))
+    np.testing.assert_array_equal(START, before)
 
 
 def test_an_empty_plan_leads_to_what_the_learner_has() -> None:
-    course = Course()
-    np.testing.assert_array_equal(course.applier(0, course.start).finish(), course.start)
+    np.testing.assert_array_equal(applied(START, 0), START)
 
 
-@pytest.mark.parametrize("wrong", ["a part that is missing", "a bit"])
-def test_weights_that_are_not_the_targets_are_refused_at_the_end(wrong: str) -> None:
-    course = Course()
-    if wrong == "a bit":
-        course.weights.view(np.uint32)[7] ^= 1
-    applier = course.applier(4 if wrong == "a bit" else 1, course.weights)
-    for index in range(len(applier.plan.objects)):
-        applier.feed(index, 0, course.data[index])
-    with pytest.raises(CorruptDownloadError, match="weights differ"):
-        applier.finish()
+def test_weights_that_are_not_the_targets_are_refused_at_the_end() -> None:
+    other = WEIGHTS.copy()
+    other.view(np.uint32)[7] ^= 1
+    for weights, object_count in ((WEIGHTS, 1), (other, 4)):
+        with pytest.raises(CorruptDownloadError, match="weights differ"):
+            applied(weights, object_count)

@@ -82,24 +82,23 @@ class Driver:
         objects: Objects | None = None,
         workers: Workers | None = None,
         clock: Clock | None = None,
+        spec: RunSpec | None = None,
     ) -> Driver:
         """Creates the run, opens it with version 0, and attaches learners `m0` to `m9`."""
         objects = objects or DictObjects()
         workers = workers or InlineWorkers()
-        spec = RunSpec("run", "0" * 32, (layout,), {tensor.name: "float32" for tensor in layout.tensors}, 0.0)
+        dtypes = {tensor.name: "float32" for tensor in layout.tensors}
+        spec = spec or RunSpec("run", "0" * 32, (layout,), dtypes, 0.0)
         entropy = SeededEntropy(random.Random(0))
-        await objects.create("runs/run/" + spec.uid + "/run.json", spec.to_bytes())
+        await objects.create(f"runs/{spec.name}/{spec.uid}/run.json", spec.to_bytes())
         run = Run(RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, writer="test"), workers)
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
         ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
         self = cls(run, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
-        items: list[Item] = [
-            PolicyItem("create", policy),
-            SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()),
-            StatusItem(RunStatus.OPEN),
-            *(SessionItem(f"m{index}", f"{index:032x}", "here") for index in range(10)),
-        ]
-        await self.append(*items)
+        await self.append(PolicyItem("c" * 32, policy))
+        await self.append(SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()))
+        await self.append(StatusItem(RunStatus.OPEN))
+        await self.append(*(SessionItem(f"m{index}", f"{index:032x}", "here") for index in range(10)))
         self.state = await self.replayer().rebuild(0, self.scratch)
         return self
 
@@ -197,6 +196,13 @@ class Driver:
         item = await result.stored()
         await self.append(item)
         return item
+
+    def part_names(self, version: int) -> list[str]:
+        """Returns the parts of the deltas that a version was merged from."""
+        record = self.log.state.fragments[FRAGMENT].versions[version].commit
+        assert record is not None
+        deltas = [self.log.state.deltas[member.delta].item for member in record.close.members]
+        return [part.name for delta in deltas for part in delta.parts]
 
     async def damage(self, name: str) -> None:
         """Flips the last bit of a stored object."""

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from skerry.algorithm.step import OuterState
-from skerry.runtime.workers import InlineWorkers
-from skerry.wire.digests import tree_digest
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
@@ -24,18 +21,13 @@ from skerry_syncer.store.log.entries import (
     Fate,
     FateItem,
     LeftItem,
-    PolicyItem,
     RunSpec,
     RunStatus,
-    SessionItem,
-    SnapshotItem,
     StatusItem,
 )
 from skerry_syncer.store.objects.local import MARKER
-from skerry_syncer.store.store import Store
-from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
-from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
+from tests.support.log_bench import store_on
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 from tests.support.seeded_entropy import SeededEntropy
 from tests.support.still_clock import StillClock
@@ -62,22 +54,14 @@ _OUTER = OuterOptimizer(OuterName.NESTEROV, learning_rate=0.8, momentum=0.5, sch
 
 async def make(objects: DictObjects) -> dict[str, object]:
     """Writes the run into `objects` and returns what a reader must find."""
-    entropy = SeededEntropy(random.Random(1))
     values = np.random.Generator(np.random.PCG64(1))
-    workers = InlineWorkers()
-    store = Store(objects, clock=StillClock(), entropy=entropy, workers=workers, writer="golden")
-    spec = RunSpec("golden", entropy.hex_id(), (LAYOUT,), DTYPES, 1_700_000_000.0)
-    run = await store.create_draft(spec)
-    log = run.log
+    uid = SeededEntropy(random.Random(1)).hex_id()
+    spec = RunSpec("golden", uid, (LAYOUT,), DTYPES, 1_700_000_000.0)
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
-    driver = Driver(run, LAYOUT, objects, workers, Scratch(None), OuterState(weights, weights, weights, 0))
-    snapshot = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(LAYOUT, weights))
-    await driver.append(PolicyItem(entropy.hex_id(), Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)))
-    await driver.append(SnapshotItem(FRAGMENT, 0, tree_digest(weights).hex(), (snapshot,), ()))
-    await driver.append(StatusItem(RunStatus.OPEN))
-    await store.publish("golden", spec.uid)
-    await driver.append(*(SessionItem(f"m{number}", f"{number:032x}", "north") for number in range(3)))
-    driver.state = await Replayer(run, FRAGMENT, workers).rebuild(0, driver.scratch)
+    policy = Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)
+    driver = await Driver.start(LAYOUT, policy, spec=spec, weights=weights, objects=objects, clock=StillClock())
+    log = driver.log
+    await store_on(objects, clock=StillClock()).publish("golden", spec.uid)
 
     def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)

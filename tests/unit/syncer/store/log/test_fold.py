@@ -234,12 +234,6 @@ def test_a_round_whose_every_delta_is_bad_is_void_and_the_next_takes_the_next_at
     assert history.admit(committed(attempt=2)) == ("b",)
 
 
-def test_a_policy_request_takes_effect_once(history: History) -> None:
-    history.admit(PolicyItem("one", Policy(quorum_count=2)))
-    assert history.reject(PolicyItem("one", Policy(quorum_count=3))) == "ID_REUSED"
-    assert history.state.policy.quorum_count == 2
-
-
 def test_a_version_has_one_snapshot_of_its_own_content(history: History) -> None:
     assert history.reject(snapshot(1)) == "VERSION_NOT_FOUND"
     history.admit(accepted("a"))

@@ -26,13 +26,6 @@ async def trained(round_count: int = 4, *, snapshot_at: int = 2) -> Driver:
     return driver
 
 
-def part_names(driver: Driver, version: int) -> list[str]:
-    record = driver.log.state.fragments[FRAGMENT].versions[version].commit
-    assert record is not None
-    deltas = [driver.log.state.deltas[member.delta].item for member in record.close.members]
-    return [part.name for delta in deltas for part in delta.parts]
-
-
 def update_name(driver: Driver, version: int) -> str:
     record = driver.log.state.fragments[FRAGMENT].versions[version].commit
     assert record is not None
@@ -55,11 +48,11 @@ async def test_a_sound_run_is_checked_and_replayed_whole() -> None:
 
 async def test_a_damaged_delta_is_named_and_the_chain_still_holds() -> None:
     driver = await trained()
-    await driver.damage(part_names(driver, 3)[1])
+    await driver.damage(driver.part_names(3)[1])
     report = await driver.verify()
     (problem,) = report.problems
     assert problem.startswith("body version 3: delta can't be read")
-    assert part_names(driver, 3)[1].split("/")[2] in problem
+    assert driver.part_names(3)[1].split("/")[2] in problem
     # Version 4 has the state of version 3 no more, but its update still leads to its weights.
     assert (report.versions_checked, report.versions_replayed) == (5, 2)
 
@@ -74,7 +67,7 @@ async def test_a_damaged_update_is_found_and_later_versions_wait_for_a_snapshot(
 
 async def test_a_lost_object_is_a_problem_and_a_collected_one_is_not() -> None:
     driver = await trained()
-    names = [*part_names(driver, 1), update_name(driver, 1)]
+    names = [*driver.part_names(1), update_name(driver, 1)]
     await driver.objects.delete([f"{driver.log.prefix}/{name}" for name in names])
     (problem,) = (await driver.verify()).problems
     assert problem.startswith("body version 1: ")

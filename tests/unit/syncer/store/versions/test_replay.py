@@ -108,14 +108,7 @@ async def test_the_arithmetic_is_the_formulas_of_the_specification_bit_for_bit(
 
 async def test_a_snapshot_is_where_a_rebuild_begins() -> None:
     driver = await trained(5, snapshot_at=3)
-    fragment = driver.log.state.fragments[FRAGMENT]
-    before = [
-        part.name
-        for version in (1, 2, 3)
-        for member in fragment.versions[version].commit.close.members  # type: ignore[union-attr]
-        for part in driver.log.state.deltas[member.delta].item.parts
-    ]
-    await driver.collect(*before)
+    await driver.collect(*(name for version in (1, 2, 3) for name in driver.part_names(version)))
     assert_same_bits(await driver.replayer().rebuild(5, NO_FILES), driver.state)
     # Without their deltas, the versions before the snapshot are only known by the updates.
     with pytest.raises(ObjectMissingError):

@@ -128,7 +128,8 @@ class Attachment:
         try:
             async with aclosing(responses):
                 async for response in responses:
-                    self._relay(response)
+                    if self.is_first:
+                        self._relay(response)
                     if response.HasField("attached"):
                         self._on_attached(response.attached)
                         if not answered.done():

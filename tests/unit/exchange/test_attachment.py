@@ -152,3 +152,19 @@ async def test_what_is_final_is_raised_before_training_begins(error: Exception) 
     with pytest.raises(type(error)):
         await world.live()
     assert world.session.is_over
+
+
+async def test_a_further_process_hears_what_the_first_one_hears_and_tells_it_nobody() -> None:
+    world, told = World(), list[v1.AttachResponse]()
+    world.attachment = further = Attachment(world.session, {"f": world.fragment}, relay=told.append)
+    further.is_first = False
+    further.heard.put_nowait(attached())
+    further.heard.put_nowait(event(9, status_changed=types_pb2.RUN_STATUS_CLOSED))
+    running = asyncio.create_task(further.run())
+    await further.wait()
+    async with asyncio.timeout(5):
+        while not world.session.is_closed:
+            await asyncio.sleep(0)
+        await further.leave()
+        await running
+    assert told == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from torch import distributed, nn
 from skerry import Learner, OuterOptimizer, Policy
 from skerry.wire import Codec, Encoding
 from tests.integration.ranks.ranks import Rank, loss_of, network, weights_digest
+from tests.support.heard_logs import heard_logs
 
 POLICY = Policy(inner_step_count=3, lease_term_s=1.0)
 # Deltas and updates lose nothing and are sent when the test says so. A version of a delta of zeros changes nothing.
@@ -103,15 +103,11 @@ def end(rank: Rank, endings: tuple[str, ...]) -> dict[str, Any]:
     With "leave" the rank is told to leave; one of fewer endings than there are ranks trains on.
     """
     model = network()
-    warnings: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("skerry").addHandler(handler)
     learner = learner_of(model, rank)
     ending = endings[rank.number] if rank.number < len(endings) else ""
     begin_s = 0.0
     try:
-        with learner:
+        with heard_logs() as logs, learner:
             for count in range(1_000):
                 with torch.no_grad():
                     for parameter in model.parameters():
@@ -127,7 +123,7 @@ def end(rank: Rank, endings: tuple[str, ...]) -> dict[str, Any]:
     return {
         "kind": kind,
         "code": code,
-        "lost": [warning for warning in warnings if "left the run, which does not have" in warning],
+        "lost": [line for line in logs if "left the run, which does not have" in line["event"]],
         "steps": learner.stats.step_count,
         "unsent": learner.stats.unsent_step_count,
         "took_s": time.monotonic() - begin_s,

@@ -52,6 +52,7 @@ def test_what_is_shown_can_be_set() -> None:
         ("enrols_by_run=perhaps", "bool"),
         ("delta_encoding.block=7", "block size is out of range"),
         ("merge=median", "known=mean, rda"),
+        ("outer.rate=1", "no such field"),
         ("merge_by_fragment=mean", "name a fragment"),
         ("quorum_count.x=1", "no parts"),
     ],

@@ -35,11 +35,10 @@ class DictObjects:
         """Returns the object's bytes."""
         return self._data(name)
 
-    async def write(self, name: str, chunks: Chunks) -> int:
+    async def write(self, name: str, chunks: Chunks) -> None:
         """Puts a blob."""
         data = await joined(chunks)
         self.objects[check_object_name(name)] = (data, self._unix())
-        return len(data)
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`."""

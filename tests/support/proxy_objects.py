@@ -31,10 +31,10 @@ class ProxyObjects:
         """Returns the object's bytes."""
         return await self.call("get", name, lambda: self.inner.get(name))
 
-    async def write(self, name: str, chunks: Chunks) -> int:
+    async def write(self, name: str, chunks: Chunks) -> None:
         """Puts a blob."""
         data = await joined(chunks)
-        return await self.call("write", name, lambda: self.inner.write(name, data))
+        await self.call("write", name, lambda: self.inner.write(name, data))
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`, in one piece."""

@@ -87,7 +87,6 @@ class AdvancedSpan(NamedTuple):
 
     span: Span
     frames: tuple[bytes, ...]  # its update; none where they were not asked for
-    first_difference: int | None  # the first element whose update is not the published one, where that was given
 
 
 def step_spans(layout: FragmentLayout, encoding: Encoding) -> list[Span]:
@@ -116,27 +115,18 @@ def accumulate(
         _use_frame(frame, layout, acc[frame.first : frame.first + frame.numel], use, coefficients=coefficients)
 
 
-def advance_span(
-    step: Step,
-    span: Span,
-    *,
-    packs: bool = True,
-    published: Float32s | None = None,  # (numel,) the update as learners decoded it, to compare with
-) -> AdvancedSpan:
-    """Writes one span of the state's next version, and returns its update.
+def advance_span(step: Step, span: Span, *, packs: bool = True) -> AdvancedSpan:
+    """Writes one span of the state's next version, and returns its update if it `packs` that.
 
     Raises:
         NonFiniteError: the step left the range of the codec; the state is then of no use.
     """
-    frames, difference = list[bytes](), None
+    frames = list[bytes]()
     for cut in cut_frames(step.layout, step.encoding, span.first, span.stop - span.first):
-        raw, q = _advance(step, cut)
+        raw = _advance(step, cut)
         if packs:
             frames.append(pack_frame(cut, raw, step.encoding))
-        if published is not None and difference is None:
-            unequal = np.flatnonzero(published[_inside(cut)].view(np.uint32) != q.view(np.uint32))
-            difference = cut.first + int(unequal[0]) if len(unequal) else None
-    return AdvancedSpan(span, tuple(frames), difference)
+    return AdvancedSpan(span, tuple(frames))
 
 
 def subtract_update(
@@ -200,16 +190,10 @@ def _use_frame(
 _arrays: Final = PerThread(lambda: np.empty((2, MAX_FRAME_NUMEL), np.float32))
 
 
-def _inside(cut: Cut) -> slice:
-    return slice(cut.first, cut.first + cut.numel)
-
-
-def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
-    """Writes the next version of a cut's elements.
-
-    Returns the update's raw bytes and q, both valid until this thread's next call.
-    """
-    layout, inside, (target, q) = step.layout, _inside(cut), _arrays.value[:, : cut.numel]
+def _advance(step: Step, cut: Cut) -> NDArray[np.uint8]:
+    """Writes the next version of a cut's elements, and returns the raw bytes of its update."""
+    layout, (target, q) = step.layout, _arrays.value[:, : cut.numel]
+    inside = slice(cut.first, cut.first + cut.numel)
     of_fragment = step.state.weights, step.state.momentum, step.state.residual
     acc, weights, momentum, residual = (array[inside] for array in (step.acc, *of_fragment))
     kernels = kernels_for(acc, weights, momentum, residual)
@@ -218,7 +202,7 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
         raw = quantise_cut(target, layout, cut, decoded=q)
         np.subtract(weights, q, out=weights)
         np.subtract(target, q, out=residual)
-        return raw, q
+        return raw
     scalars = step.scalars
     tensors = slice(layout.tensor_at(inside.start), layout.tensor_at(inside.stop - 1) + 1)
     edges = (layout.bounds_within(inside.start, inside.stop) - cut.first).astype(np.uint64)
@@ -229,7 +213,7 @@ def _advance(step: Step, cut: Cut) -> tuple[NDArray[np.uint8], Float32s]:
     of_codec, written_arrays = (*kernel_limits(cut.codec), blocks.edges, scales, codes), (weights, target, q)
     if not kernels.take_step(*of_codec, *sums, *factors, *written_arrays):
         raise non_finite_error(target, layout, cut)
-    return raw, q
+    return raw
 
 
 # The encoder refuses values that overflow and names the element, so NumPy's warning would only repeat it.

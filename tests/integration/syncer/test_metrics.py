@@ -115,7 +115,7 @@ async def test_a_scrape_of_a_server_tells_what_its_runs_do_and_nothing_of_drafts
 class FullObjects(DictObjects):
     """A store that takes no blobs."""
 
-    async def write(self, name: str, chunks: Chunks) -> int:
+    async def write(self, name: str, chunks: Chunks) -> None:
         raise StoreFullError(f"store is full. name={name}")
 
 

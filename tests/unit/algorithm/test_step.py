@@ -67,14 +67,6 @@ def test_an_update_takes_a_learners_weights_where_the_syncers_are() -> None:
     assert before.tolist() == apart.tolist() == step.state.weights.tolist()
 
 
-def test_a_replay_says_where_its_update_is_not_the_published_one() -> None:
-    published = floats(3.5, 1, 2.5)
-    assert advance_span(merged(), Span(0, 3), packs=False, published=published).first_difference is None
-    published[1] = 1.5
-    replayed = advance_span(merged(), Span(0, 3), packs=False, published=published)
-    assert (replayed.frames, replayed.first_difference) == ((), 1)
-
-
 def test_a_step_out_of_the_codecs_range_names_its_element() -> None:
     step = merged()
     step.acc[1] = np.inf

@@ -20,7 +20,7 @@ from skerry_syncer.store.errors import (
 )
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, ObjectInfo, check_object_name, folder_of
 
-# Blobs up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
+# Bytes up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
 _PIECE_BYTES: Final = 16 * 2**20
 _PIECES_IN_FLIGHT: Final = 4
 # Objects are read in ranges, one request each. At 2.2 Mbit/s and more a range takes less than the 60 s of a request,
@@ -49,34 +49,16 @@ class ObstoreObjects:
         with translated_errors("get", check_object_name(name)):
             return bytes(await (await obstore.get_async(self.store, name)).bytes_async())
 
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob, in pieces where it is large."""
-        check_object_name(name)
-        if isinstance(chunks, bytes):
-            chunks = [chunks]
-        source = chunks if isinstance(chunks, AsyncIterator) else _each(chunks)
-        head, size = bytearray(), 0
-        while len(head) <= _PIECE_BYTES and (chunk := await anext(source, None)) is not None:
-            head += chunk
-
-        async def pieces() -> AsyncIterator[bytes]:
-            nonlocal size
-            yield bytes(head)
-            async for chunk in source:
-                size += len(chunk)
-                yield chunk
-
-        is_small = len(head) <= _PIECE_BYTES
-        with translated_errors("write", name):
+    async def write(self, name: str, chunks: Chunks) -> None:
+        """Puts a blob, in pieces where it is large or comes piece by piece."""
+        with translated_errors("write", check_object_name(name)):
             await obstore.put_async(
                 self.store,
                 name,
-                head if is_small else pieces(),
-                use_multipart=not is_small,
+                chunks if isinstance(chunks, bytes | AsyncIterator) else b"".join(chunks),
                 chunk_size=_PIECE_BYTES,
                 max_concurrency=_PIECES_IN_FLIGHT,
             )
-        return len(head) + size
 
     async def stream(self, name: str, *, offset: int = 0) -> AsyncIterator[bytes]:
         """Yields the object's bytes from `offset`, one range after another."""
@@ -122,11 +104,6 @@ class ObstoreObjects:
 
     async def sync_parent(self, *names: str) -> None:
         """Does nothing: an object that such a store shows is durable."""
-
-
-async def _each(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield bytes(piece)
 
 
 @contextlib.contextmanager

@@ -51,8 +51,8 @@ class Objects(Protocol):
             ObjectMissingError: there is no such object.
         """
 
-    async def write(self, name: str, chunks: Chunks) -> int:
-        """Puts a blob whose name no other writer uses and returns its size in bytes. Durable when it returns.
+    async def write(self, name: str, chunks: Chunks) -> None:
+        """Puts a blob whose name no other writer uses. Durable when it returns.
 
         If it raises, the name has no object or the whole blob.
 

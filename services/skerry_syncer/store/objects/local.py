@@ -102,27 +102,23 @@ class LocalObjects:
                 if not await self._workers.run(self._shrink_reserve):
                     raise
 
-    async def write(self, name: str, chunks: Chunks) -> int:
+    async def write(self, name: str, chunks: Chunks) -> None:
         """Writes a blob as it comes, syncs and publishes it."""
         with translated_errors("write", check_object_name(name)):
             if isinstance(chunks, AsyncIterator):
-                return await self._write_stream(name, chunks)
-            pieces = (chunks,) if isinstance(chunks, bytes) else chunks
-            await self._workers.run(self._put, name, *pieces)
-            return sum(map(len, pieces))
+                await self._write_stream(name, chunks)
+            else:
+                await self._workers.run(self._put, name, *((chunks,) if isinstance(chunks, bytes) else chunks))
 
-    async def _write_stream(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+    async def _write_stream(self, name: str, chunks: AsyncIterator[bytes]) -> None:
         draft = await self._workers.run(self._begin)
-        size = 0
         try:
             async for chunk in chunks:
                 await self._workers.run(self._append, draft, chunk)
-                size += len(chunk)
             await self._workers.run(self._publish, draft, name)
         finally:
             # The descriptor is not closed here: if this task was cancelled, a thread may still write to it.
             draft.path.unlink(missing_ok=True)
-        return size
 
     async def get(self, name: str) -> bytes:
         """Returns the object's bytes."""

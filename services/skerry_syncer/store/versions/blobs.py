@@ -121,7 +121,8 @@ class Blobs:
         name = f"deltas/{fragment}/{delta}/{first}-{numel}-{digest}-{self._entropy.hex_id()}"
         # With many tensors that takes too long for the event loop.
         line = await self._workers.run(_header_line, place, squared_norms)
-        size_bytes = await self._write(name, (line, *frames))
+        await self._write(name, (line, *frames))
+        size_bytes = sum(map(len, (line, *frames)))
         self.recent_parts.put(name, kept, sum(len(frame.payload) for frame in kept))
         return StoredPart.of(ObjectRef(name, first, numel, size_bytes, digest), squared_norms)
 
@@ -166,9 +167,9 @@ class Blobs:
         name = f"updates/{fragment}/{version}-{self._entropy.hex_id()}"
         data = await self._workers.run(b"".join, frames)
         digest = await self._workers.run(bytes_digest, data)
-        size_bytes = await self._write(name, data)
-        self._recent_updates.put(name, (data,), size_bytes)
-        return ObjectRef(name, first, numel, size_bytes, digest)
+        await self._write(name, data)
+        self._recent_updates.put(name, (data,), len(data))
+        return ObjectRef(name, first, numel, len(data), digest)
 
     async def write_snapshot(
         self,
@@ -184,15 +185,18 @@ class Blobs:
         Arrays may be memory-mapped; they must not change until this returns.
         """
         name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
-        hasher = blake3()
+        hasher, size_bytes = blake3(), 0
 
         async def hashed() -> AsyncIterator[bytes]:
+            nonlocal size_bytes
             async for piece in snapshot_pieces(fragment, version, kind, tensors):
                 await self._workers.run(hasher.update, piece)
+                size_bytes += len(piece)
                 yield piece
 
+        await self._write(name, hashed())
         numel = sum(values.size for values in tensors.values())
-        return ObjectRef(name, first, numel, await self._write(name, hashed()), hasher.hexdigest())
+        return ObjectRef(name, first, numel, size_bytes, hasher.hexdigest())
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 512 KiB.
@@ -241,14 +245,13 @@ class Blobs:
             raise UnreadableObjectError(ref.name, f"it has other bytes. size_bytes={size}, expected={ref.size_bytes}")
         self.unreadable.discard(ref.name)
 
-    async def _write(self, name: str, chunks: Chunks) -> int:
+    async def _write(self, name: str, chunks: Chunks) -> None:
         try:
-            size = await self._objects.write(self._path(name), chunks)
+            await self._objects.write(self._path(name), chunks)
         except StoreFullError:
             self.is_full = True
             raise
         self.is_full = False
-        return size
 
     async def _stored_part(self, ref: ObjectRef) -> StoredPart | None:
         """Returns the part with the norms of its header line; None if it is collected or damaged: it is sent again."""

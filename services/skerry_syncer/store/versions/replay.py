@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +34,7 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers, run_jobs
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
-from skerry.wire.frames import Frame, FrameBatch, decode_frames, parse_frames
+from skerry.wire.frames import Frame, parse_frames
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, StoreError, UnreadableObjectError
@@ -62,13 +62,6 @@ class UnreadableDeltaError(StoreError):
 
 # Raised for objects that are missing or damaged. An unreachable store raises another error.
 DAMAGE: Final = (FrameError, NonFiniteError, ObjectMissingError, UnreadableDeltaError, UnreadableObjectError)
-
-
-class Replayed(NamedTuple):
-    """The result of replaying one version. It has not been compared with the log."""
-
-    digest: str  # tree digest of the new weights, hex
-    first_difference: int | None  # the first element whose update is not the published one, where that was given
 
 
 class Replayer:
@@ -126,20 +119,20 @@ class Replayer:
                 if following.commit is None:
                     await self.load_snapshot(following, state)
                     continue
-                replayed = await self.replay(following.commit, state, acc)
-                if replayed.digest != following.digest:
+                digest = await self.replay(following.commit, state, acc)
+                if digest != following.digest:
                     state.version = TORN
-                    raise self._differs("replay differs", following, replayed.digest)
+                    raise self._differs("replay differs", following, digest)
 
     async def replay(
         self,
         record: CommitRecord,
         state: OuterState,  # of the version before; written
         acc: Float32s,  # (numel,) overwritten
-        *,
-        published: Float32s | None = None,  # (numel,) the stored update as decoded, to compare with
-    ) -> Replayed:
+    ) -> str:
         """Takes `state` to the version that `record` made, from its deltas; compares nothing with the log.
+
+        Returns the tree digest of the new weights, in hex.
 
         Raises:
             ObjectMissingError: the deltas were collected; `state` is untouched.
@@ -156,10 +149,9 @@ class Replayer:
         name = self._layout.name
         await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc, workers=self._workers)
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
-        job = partial(advance_span, step, packs=False, published=published)
-        spans, digest = await take_step(step, record.commit.version, job, workers=self._workers)
-        differences = (span.first_difference for span in spans if span.first_difference is not None)
-        return Replayed(digest, next(differences, None))
+        job = partial(advance_span, step, packs=False)
+        _, digest = await take_step(step, record.commit.version, job, workers=self._workers)
+        return digest
 
     async def weights_at(self, version: int) -> Float32s:
         """Returns the weights of any version, abandoned ones too, from the nearest snapshot and the updates after it.
@@ -199,24 +191,10 @@ class Replayer:
         Raises:
             UnreadableObjectError: the update is not one of this fragment, or damaged; `weights` are then of no use.
         """
-        await self._each_batch(update, lambda batch: subtract_update(weights, batch.data, self._layout))
 
-    async def read_update(self, update: Sequence[ObjectRef], out: Float32s) -> None:
-        """Writes a stored update to `out` (numel,) as every learner decodes it.
-
-        Raises:
-            UnreadableObjectError: as `apply_update`.
-        """
-
-        def decode(batch: FrameBatch) -> None:
-            decode_frames(batch.data, self._layout, out[batch.first : batch.first + batch.numel], first=batch.first)
-
-        await self._each_batch(update, decode)
-
-    async def _each_batch(self, update: Sequence[ObjectRef], job: Callable[[FrameBatch], None]) -> None:
         async def jobs(ref: ObjectRef) -> AsyncIterator[Callable[[], None]]:
             async for batch in frame_batches(self._run.blobs.read_checked(ref), ref.first, ref.numel):
-                yield partial(job, batch)
+                yield partial(subtract_update, weights, batch.data, self._layout)
 
         for ref in update:
             try:

@@ -56,7 +56,7 @@ async def test_parts_are_read_and_end_where_the_object_ends(objects: Objects) ->
 
 async def test_an_empty_object_is_an_object(objects: Objects) -> None:
     await objects.create("a", b"")
-    assert await objects.write("b", chunks_of()) == 0
+    await objects.write("b", chunks_of())
     assert await objects.get("a") == await objects.get("b") == await joined(objects.stream("b")) == b""
 
 
@@ -64,7 +64,7 @@ async def test_a_blob_of_many_pieces_comes_back_whole_and_in_bounded_pieces(obje
     block = bytes(range(256)) * (STREAM_CHUNK_BYTES // 256)
     data = (block * (LARGE // len(block) + 1))[:LARGE]
     pieces = [data[start : start + 700_001] for start in range(0, LARGE, 700_001)]
-    assert await objects.write("blobs/x", chunks_of(*pieces)) == LARGE
+    await objects.write("blobs/x", chunks_of(*pieces))
     read = [piece async for piece in objects.stream("blobs/x", offset=5)]
     assert b"".join(read) == data[5:]
     assert max(map(len, read)) <= STREAM_CHUNK_BYTES

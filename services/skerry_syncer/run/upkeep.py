@@ -16,7 +16,7 @@ from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
 from skerry_syncer.store.log import checkpoints, retention
 from skerry_syncer.store.log.entries import RunStatus
-from skerry_syncer.store.maintenance.collecting import collect
+from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.maintenance.drafts import delete_nameless, nameless_runs
 from skerry_syncer.store.objects.put_if_absent import store_unix_s
 from skerry_syncer.store.store import Store
@@ -49,7 +49,7 @@ async def _collect(run: Run) -> None:
     if log.state.status is RunStatus.DRAFT:
         return
     before = await store_unix_s(log.objects, log.entropy) - _LITTER_AGE_S
-    collected = await collect(log, log.state.policy, litter_before_unix_s=before)
+    collected = await collect(log, await plan_collection(log, log.state.policy, litter_before_unix_s=before))
     run.blobs.is_full = False  # until the next blob finds no space
     facts = {"run": log.spec.name, "objects": len(collected.victims), "size_bytes": collected.size_bytes}
     if is_full and not collected.victims:

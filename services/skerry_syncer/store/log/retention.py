@@ -173,9 +173,9 @@ def forget(state: RunState, item: CheckpointItem) -> None:
 
 def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> int:
     """Returns `version`, or an older one that rebuilding it or merging a delta without a fate takes."""
-    frozen = () if fragment.closing is None else fragment.closing.members
-    unmerged = [*fragment.pending.values(), *(state.deltas[member.delta] for member in frozen)]
-    newest = min([version, fragment.version, *(delta.item.base_version for delta in unmerged)])
+    undecided = (delta.item for delta in state.deltas.values() if delta.fate is Fate.PENDING)
+    bases = [delta.base_version for delta in undecided if delta.fragment == fragment.layout.name]
+    newest = min([version, fragment.version, *bases])
     return min((each.version for each in state.chain(fragment, newest)), default=fragment.oldest)
 
 

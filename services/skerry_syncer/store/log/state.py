@@ -205,13 +205,9 @@ class RunState:
 
         Pending and frozen deltas, the newest snapshot of every fragment and everything after it are always among them.
         """
-        names: set[str] = set()
+        undecided = [delta for delta in self.deltas.values() if delta.fate is Fate.PENDING]
+        names = {part.name for delta in undecided for part in delta.item.parts}
         for fragment in self.fragments.values():
-            for delta in fragment.pending.values():
-                names.update(part.name for part in delta.item.parts)
-            if fragment.closing is not None:
-                for member in fragment.closing.members:
-                    names.update(part.name for part in self.deltas[member.delta].item.parts)
             for version in self.chain(fragment, fragment.version):
                 refs = (*version.weights, *version.outer) or self.round_refs(version)
                 names.update(ref.name for ref in refs)

@@ -2,9 +2,9 @@
 
 Three things are checked. The *log*: each entry has its predecessor's digest; the fold gives each delta one fate. The
 *chain*: weights from a snapshot and the updates after it have the digest of every version. The *replay*: rounds whose
-deltas are retained are merged again, their weights must have that digest too, and a snapshot's momentum and residual
-must be theirs to the bit. Versions that are forgotten, and objects that were collected, can't be checked; that is no
-problem, even if it happens while they are checked.
+deltas are retained are merged again: the deltas have the digests of their acceptance, the weights have that of the
+version, and a snapshot's momentum and residual agree to the bit. Versions that are forgotten, and objects that were
+collected, can't be checked; that is no problem, even if it happens while they are checked.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
+from blake3 import blake3
 
 from skerry.algorithm.step import TORN, Float32s, OuterState
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
 from skerry.runtime.workers import Workers
+from skerry.wire.digests import delta_digest
+from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
 from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError
+from skerry_syncer.store.log.entries import AcceptedItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
 from skerry_syncer.store.maintenance.options import POSITION_OR_DURATION, opened_run, report, run_options
+from skerry_syncer.store.versions.blobs import frame_batches
 from skerry_syncer.store.versions.replay import DAMAGE, Replayer, outer_refs, weights_digest
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
@@ -178,6 +183,11 @@ async def _check_log(log: RunLog) -> list[str]:
     return []
 
 
+def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
+    for frame in parse_frames(data):
+        hasher.update(raw_bytes(frame))
+
+
 class _MismatchError(Exception):
     """An object differs from what the log says; it never leaves this module."""
 
@@ -236,9 +246,12 @@ class _FragmentCheck:
         if run.are_condemned(run.round_refs(version)):
             return False
         digest = await self._replayer.replay(record, self._state, self._acc)
+        self._state.version = TORN  # until all of it is found right
         if digest != version.digest:
-            self._state.version = TORN
             raise _MismatchError("replay made other weights", expected=version.digest, actual=digest)
+        for member in record.close.members:
+            await self._check_delta(run.deltas[member.delta].item)
+        self._state.version = version.version
         self.replayed_count += 1
         return True
 
@@ -281,3 +294,15 @@ class _FragmentCheck:
         actual = await weights_digest(weights, workers=self._workers)
         if actual != version.digest:
             raise _MismatchError(difference, expected=version.digest, actual=actual)
+
+    async def _check_delta(self, delta: AcceptedItem) -> None:
+        """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
+        for part in delta.parts:
+            hasher = blake3()
+            async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
+                await self._workers.run(_hash_frames, hasher, batch.data)
+            if hasher.hexdigest() != part.digest:
+                raise _MismatchError(f"part differs: {part.name}", expected=part.digest, actual=hasher.hexdigest())
+        whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
+        if whole != delta.digest:
+            raise _MismatchError(f"delta {delta.delta} differs", expected=delta.digest, actual=whole)

@@ -92,23 +92,15 @@ async def plan_collection(
 
 
 async def collect(
-    log: RunLog,
-    policy: Policy,
-    *,
-    litter_before_unix_s: float,
-    keeps_quarantined: bool = True,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    log: RunLog, plan: CollectionPlan, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> CollectionPlan:
-    """Condemns and deletes what `plan_collection` returns, and returns what went.
+    """Condemns and deletes the victims of a plan, and returns what went.
 
     Calls `progress` with (objects deleted, in all).
 
     Raises:
         StoreUnavailableError: the store can't be used; everything deleted by then was condemned before.
     """
-    plan = await plan_collection(
-        log, policy, litter_before_unix_s=litter_before_unix_s, keeps_quarantined=keeps_quarantined
-    )
     gone: list[ObjectInfo] = []
     for start in range(0, len(plan.victims), _NAMES_AN_ENTRY):
         batch = plan.victims[start : start + _NAMES_AN_ENTRY]
@@ -206,11 +198,11 @@ def gc(
             policy = replace(policy, kept_version_count=keep_versions)
         if keep_since is not None:
             policy = replace(policy, kept_hours=keep_since / 3600)
-        terms: dict[str, Any] = {"litter_before_unix_s": before, "keeps_quarantined": not drop_quarantined}
+        plan = await plan_collection(log, policy, litter_before_unix_s=before, keeps_quarantined=not drop_quarantined)
         if not yes:
-            return await plan_collection(log, policy, **terms), warn_of_damage(log.failure, log.state.position)
+            return plan, warn_of_damage(log.failure, log.state.position)
         with shown_progress("deleting") as progress:
-            return await collect(log, policy, **terms, progress=progress), False
+            return await collect(log, plan, progress), False
 
     async def collect_all() -> bool:
         is_any_damaged = False

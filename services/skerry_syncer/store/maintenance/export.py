@@ -15,7 +15,7 @@ from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.options import opened_run, warn_of_damage
-from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
 
 Pull = Callable[[Callable[[int, int], None]], Iterator[tuple[str, NDArray[np.float32]]]]
 
@@ -46,8 +46,7 @@ def stored_weights(
                     weights = runner.run(Replayer(run, layout.name, workers).weights_at(versions[layout.name]))
                     done += layout.numel
                     progress(done, total)
-                    for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
-                        yield spec.name, weights[offset : offset + spec.numel].reshape(spec.shape)
+                    yield from snapshot_tensors(layout, weights).items()
 
             is_cut = position is None and warn_of_damage(log.failure, shown_position)
             yield _record(log.spec, versions, shown_position), pull, is_cut

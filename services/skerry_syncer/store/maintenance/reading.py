@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.table import Table
 
 from skerry.cli.console import as_json, console
@@ -111,12 +112,7 @@ def entry_json(entry: Entry, outcomes: tuple[Outcome, ...], state: RunState) -> 
         if isinstance(outcome.item, AcceptedItem) and outcome.rejection is None:
             deltas[outcome.item.delta] = state.deltas[outcome.item.delta]
         deltas |= {delta.item.delta: delta for delta in outcome.decided}
-    return {
-        "position": entry.position,
-        "previous": entry.previous,
-        "writer": entry.writer,
-        "write_id": entry.write_id,
-        "written_at_unix_s": entry.written_at_unix_s,
+    return msgspec.structs.asdict(entry) | {
         "items": [_outcome_json(outcome) for outcome in outcomes],
         "fates": [_fate_json(delta) for delta in deltas.values()],
     }

@@ -356,7 +356,7 @@ async def weights_digest(weights: Float32s, *, workers: Workers) -> str:
 
 
 def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Float32s]:
-    """Returns views of a flat vector by tensor name: what a snapshot of it holds."""
+    """Returns views of a flat vector by tensor name, as a snapshot of it holds them."""
     return {
         spec.name: values[offset : offset + spec.numel].reshape(spec.shape)
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
@@ -379,8 +379,7 @@ def scalars_to_record(scalars: Scalars) -> MergeScalars:
 
 def float32s_to_hex(values: ArrayLike) -> tuple[str, ...]:
     """Returns the bits of each float32, 8 hex digits, most significant first."""
-    digits = np.asarray(values, ">f4").tobytes().hex()
-    return tuple(digits[start : start + 8] for start in range(0, len(digits), 8))
+    return tuple(np.asarray(values, ">f4").tobytes().hex(" ", 4).split())
 
 
 def float32s_from_hex(digits: Sequence[str]) -> Float32s:

@@ -29,7 +29,7 @@ from skerry_syncer.store.log.retention import (
     pinned_names,
 )
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.maintenance.collecting import collect
+from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.history import (
     BODY,
@@ -82,7 +82,8 @@ class Trained:
 
     async def collect(self) -> int:
         """Returns how many objects went."""
-        return len((await collect(self.log, self.log.state.policy, litter_before_unix_s=0.0)).victims)
+        plan = await plan_collection(self.log, self.log.state.policy, litter_before_unix_s=0.0)
+        return len((await collect(self.log, plan)).victims)
 
     async def refused(self, item: Item) -> str:
         """Appends an item that must have no effect; returns why."""

@@ -12,7 +12,7 @@ from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
 from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, UnreadableObjectError
 from skerry_syncer.store.maintenance.checking import verify_run
-from skerry_syncer.store.maintenance.collecting import collect
+from skerry_syncer.store.maintenance.collecting import collect, plan_collection
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
 from skerry_syncer.store.versions.replay import Replayer, UnreadableDeltaError
@@ -43,7 +43,7 @@ async def trained(round_count: int, objects: Objects) -> Driver:
 async def collected(driver: Driver, kept_version_count: int, *, now_unix_s: float = NOW_S) -> list[str]:
     """Collects all but so many versions, and litter that is older than a day; returns the names of what went."""
     policy = Policy(kept_version_count=kept_version_count, kept_hours=0, kept_day_count=0)
-    went = await collect(driver.log, policy, litter_before_unix_s=now_unix_s - DAY_S)
+    went = await collect(driver.log, await plan_collection(driver.log, policy, litter_before_unix_s=now_unix_s - DAY_S))
     return [victim.name.removeprefix(f"{driver.log.prefix}/") for victim in went.victims]
 
 

@@ -2,6 +2,9 @@
 
 Of a push only the part that is arriving and the one before it, which is being stored, are held in memory, within the
 process's byte budget. A refused push leaves only parts that no log entry names.
+
+A delta is refused here for its header, in `parts` for its bytes, in `store.log.fold` (`check_push`, `check_accepted`)
+for the state of the run. An accepted one may still be quarantined or expire, in `rounds.closing`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, NamedTuple, TypeVar
+from functools import cache
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
+import msgspec
+import numpy as np
 import zstandard
+from msgspec import Meta
 
 from skerry.wire.errors import FrameError, WireReason
 from skerry.wire.layout import FragmentLayout, TensorSpec, blocks_of
@@ -115,6 +119,28 @@ def decompress_exactly(payload: bytes | memoryview, size: int) -> bytes:
     return raw
 
 
+def check_fields(values: Any) -> None:
+    """Checks every field of a frozen dataclass by its annotation, and takes over a word as the member of its enum.
+
+    Raises:
+        ValueError: a field is out of its range, or of another type; the message names it.
+    """
+    mirror = _mirror(values.__class__)
+    given = {name: getattr(values, name) for name in mirror.__struct_fields__}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+    try:
+        checked = msgspec.convert(plain, mirror)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{mirror.__name__} has a value that is not legal. because={error}") from error
+    vars(values).update(msgspec.structs.asdict(checked))
+
+
+@cache
+def _mirror(dataclass_type: type) -> type[msgspec.Struct]:
+    """Returns a struct with the fields of a dataclass, since msgspec remembers how to check that."""
+    return msgspec.defstruct(dataclass_type.__name__, get_type_hints(dataclass_type, include_extras=True).items())
+
+
 @dataclass(frozen=True)
 class Encoding:
     """What a sender chooses. A receiver needs none of it, because every frame says how it was written.
@@ -124,7 +150,7 @@ class Encoding:
     """
 
     codec: Codec
-    block: int = 256
+    block: Annotated[int, Meta(ge=1, le=MAX_BLOCK)] = 256
     """Elements that share a scale, 1 to 65535. 256 costs an eighth of a bit an element."""
     vector_codec: Codec = Codec.FLOAT32
     """For tensors of at most one dimension, whose few elements matter most. Ignored where `codec` has no blocks."""
@@ -132,12 +158,7 @@ class Encoding:
 
     def __post_init__(self) -> None:
         """Refuse what no frame header can hold."""
-        for name, kind in (("codec", Codec), ("vector_codec", Codec), ("compressor", Compressor)):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise ValueError(f"{name} must be a {kind.__name__}. {name}={value!r}")  # noqa: TRY004 - of a field, as any other
-        if not 1 <= self.block <= MAX_BLOCK:
-            raise ValueError(f"block must be 1 to {MAX_BLOCK}. block={self.block}")
+        check_fields(self)
 
     def codec_for(self, tensor: TensorSpec) -> Codec:
         """Return the codec that this tensor's elements take."""

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
+from msgspec import Meta
 
-from skerry.wire.codecs import Codec, Encoding
+from skerry.wire.codecs import Codec, Encoding, check_fields
 
 
 class MergeRule(StrEnum):
@@ -34,48 +35,18 @@ class OuterName(StrEnum):
     NESTEROV = "nesterov"
 
 
-def _ranged(default: Any, low: float, high: float) -> Any:
-    """Declares a field whose value is from `low` to `high`, both included."""
-    return field(default=default, metadata={"range": (low, high)})
-
-
-def _check(values: Any, prefix: str = "") -> None:
-    """Checks every field: those that declare a range by it, the others by the type of their default.
-
-    Raises:
-        ValueError: a field is out of its range, or of another type; the message names it.
-    """
-    for entry in dataclasses.fields(values):
-        name, value = f"{prefix}{entry.name}", getattr(values, entry.name)
-        if "range" not in entry.metadata:
-            has_factory = entry.default is dataclasses.MISSING
-            kind: Any = entry.default_factory if has_factory else type(entry.default)
-            if not isinstance(value, kind):
-                raise ValueError(f"policy field must be a {kind.__name__}. field={name}, value={value!r}")
-            continue
-        if value is entry.default is None:
-            continue
-        low, high = entry.metadata["range"]
-        if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise ValueError(f"policy field must be a number. field={name}, value={value!r}")
-        if name.endswith("_count") and not hasattr(value, "__index__"):
-            raise ValueError(f"policy field must be a whole number. field={name}, value={value}")
-        if not low <= value <= high:
-            raise ValueError(f"policy field is out of range. field={name}, value={value}, low={low}, high={high}")
-
-
 @dataclass(frozen=True)
 class OuterOptimizer:
     """The outer optimizer: SGD with Nesterov momentum, of one kind or the other."""
 
     name: OuterName = OuterName.LEADING_NESTEROV
-    learning_rate: float = _ranged(0.8, 1e-9, 4)
-    momentum: float = _ranged(0.8, 0, 0.9999)
+    learning_rate: Annotated[float, Meta(ge=1e-9, le=4)] = 0.8
+    momentum: Annotated[float, Meta(ge=0, le=0.9999)] = 0.8
     schedule: OuterSchedule = OuterSchedule.WARM_UP
 
     def __post_init__(self) -> None:
         """Checks every field, as `Policy` does."""
-        _check(self, "outer.")
+        check_fields(self)
 
 
 # 4 bits both ways; blocks of 256 cost an eighth of a bit for their scales, and no loss (docs/learning.md).
@@ -86,25 +57,25 @@ _DEFAULT_ENCODING: Final = Encoding(codec=Codec.INT4)
 class Policy:
     """Every setting of a run's rounds; the fields are specified in `skerry/v1/types.proto`, message Policy."""
 
-    inner_step_count: int = _ranged(24, 1, 1_000_000)
-    delay_step_count: int | None = _ranged(None, 0, 1_000_000)
-    quorum_count: int = _ranged(1, 1, 10_000)
-    grace_factor: float = _ranged(0.5, 0, 0.999)
+    inner_step_count: Annotated[int, Meta(ge=1, le=1_000_000)] = 24
+    delay_step_count: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    quorum_count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    grace_factor: Annotated[float, Meta(ge=0, le=0.999)] = 0.5
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
     merge: MergeRule = MergeRule.RDA
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
-    max_staleness: int = _ranged(8, 0, 1_000_000)
-    weight_cap: float = _ranged(2.0, 1, 1_000)
+    max_staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 8
+    weight_cap: Annotated[float, Meta(ge=1, le=1_000)] = 2.0
     delta_encoding: Encoding = _DEFAULT_ENCODING
     update_encoding: Encoding = _DEFAULT_ENCODING
-    quarantine_ratio: float = _ranged(1000.0, 0, 1e9)
-    lease_term_s: float = _ranged(15.0, 0.1, 86_400)
-    snapshot_ratio: float = _ranged(1.0, 0, 1e6)
-    planned_step_count: int = _ranged(0, 0, 10**12)
-    kept_version_count: int = _ranged(8, 1, 1_000_000)
-    kept_hours: float = _ranged(1.0, 0, 1_000_000)
-    kept_day_count: int = _ranged(30, 0, 100_000)
-    pinned_positions: tuple[int, ...] = ()
+    quarantine_ratio: Annotated[float, Meta(ge=0, le=1e9)] = 1000.0
+    lease_term_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 15.0
+    snapshot_ratio: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    planned_step_count: Annotated[int, Meta(ge=0, le=10**12)] = 0
+    kept_version_count: Annotated[int, Meta(ge=1, le=1_000_000)] = 8
+    kept_hours: Annotated[float, Meta(ge=0, le=1_000_000)] = 1.0
+    kept_day_count: Annotated[int, Meta(ge=0, le=100_000)] = 30
+    pinned_positions: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     enrols_by_run: bool = False
 
     def __post_init__(self) -> None:
@@ -113,15 +84,7 @@ class Policy:
         Raises:
             ValueError: a field is out of its range, or of another type; the message names it.
         """
-        _check(self)
-        if not all(isinstance(rule, MergeRule) for rule in self.merge_by_fragment.values()):
-            raise ValueError(
-                f"policy field must have merge rules. field=merge_by_fragment, value={self.merge_by_fragment}"
-            )
-        if not all(hasattr(position, "__index__") and position >= 0 for position in self.pinned_positions):
-            raise ValueError(
-                f"policy field must have log positions. field=pinned_positions, value={self.pinned_positions}"
-            )
+        check_fields(self)
         if 0 < self.quarantine_ratio <= 1:
             raise ValueError(f"quarantine_ratio must be 0 or above 1. value={self.quarantine_ratio}")
 

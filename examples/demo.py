@@ -313,7 +313,7 @@ def summarise(demo: Demo, evidence: Evidence) -> dict[str, Any]:
     totals = Counter[str]()
     for follower in demo.learners.values():
         for line in follower.last_of_each_process():
-            for name in ("bytes_up", "bytes_down", "parameters_up", "parameters_down"):
+            for name in ("bytes_up", "bytes_down", "parameters_up_count", "parameters_down_count"):
                 totals[name] += line[name]
     lines = [line for follower in demo.learners.values() for line in follower.lines]
     killed, back = demo.moments_unix_s["syncer killed"], demo.moments_unix_s["syncer back"]
@@ -329,8 +329,8 @@ def summarise(demo: Demo, evidence: Evidence) -> dict[str, Any]:
         "single_loss": evidence.single_loss,
         "version_count": len(evidence.committed),
         "deltas_by_fate": dict(Counter(evidence.fates.values())),
-        "bits_per_parameter_up": 8 * totals["bytes_up"] / totals["parameters_up"],
-        "bits_per_parameter_down": 8 * totals["bytes_down"] / totals["parameters_down"],
+        "bits_per_parameter_up": 8 * totals["bytes_up"] / totals["parameters_up_count"],
+        "bits_per_parameter_down": 8 * totals["bytes_down"] / totals["parameters_down_count"],
         "longest_pause_ms": max(line["sync_stall_ms"] for line in lines),
         "steps_without_syncer": sum(killed < line["unix_s"] < back for line in lines),
         "checks": {

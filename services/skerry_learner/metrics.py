@@ -11,10 +11,8 @@ appends to the same file.
     step_time_ms            forward, backward and optimizer
     slowdown_ms             sleep that emulates slower hardware
     sync_stall_ms           time in `Learner.step` after this step
-    run_progress            inner steps of the run as the learner last heard them, or null
-    is_attached, staleness, bytes_up, bytes_down, parameters_up, parameters_down, deltas_acknowledged, deltas_merged,
-    deltas_returned, deltas_dropped, dropped_step_count, versions
-                            as in `skerry.Stats`, of this process
+    step_count, bytes_up, ...
+                            the fields of `skerry.Stats` but errors, of this process; not of a learner that is alone
 
 A float that is not finite, such as a loss that diverged, is null, since JSON has no word for it.
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from skerry import Learner
+from skerry import Learner, SkerryError
 from skerry.runtime.clock import ThreadClock
 from skerry.runtime.logs import get_logger
 from skerry_learner.batches import BatchSampler, held_out_batches
@@ -22,12 +22,6 @@ from skerry_learner.schedule import learning_rate, run_position
 from skerry_learner.settings import LearnSettings
 
 _log = get_logger(__name__)
-
-# Fields that a metrics line takes from the client's Stats, under the same names.
-_EXCHANGE_FIELDS: Final = (
-    "is_attached", "staleness", "bytes_up", "bytes_down", "deltas_acknowledged", "deltas_merged",
-    "deltas_returned", "deltas_dropped", "dropped_step_count",
-)  # fmt: skip
 
 
 def choose_device(name: str) -> torch.device:
@@ -207,16 +201,9 @@ class Trainer:
 
     def _write(self, metrics: MetricsFile, learner: Learner | None) -> None:
         """Writes the last metrics line with what the learner has exchanged until now."""
-        line = self._last_line | {"unix_s": self._clock.unix_s()}
-        if learner is not None:
-            stats = learner.stats
-            line |= {
-                "run_progress": learner.progress,
-                "parameters_up": stats.parameters_up_count,
-                "parameters_down": stats.parameters_down_count,
-                "versions": dict(stats.versions),
-                **{name: getattr(stats, name) for name in _EXCHANGE_FIELDS},
-            }
+        stats = {} if learner is None else vars(learner.stats)
+        exchanged = {name: value for name, value in stats.items() if not isinstance(value, SkerryError)}
+        line = exchanged | self._last_line | {"unix_s": self._clock.unix_s()}
         try:
             metrics.write(line)
         except OSError as error:

@@ -147,12 +147,11 @@ def test_a_learners_metrics_have_its_counts_and_the_cause_of_what_was_not_merged
         causes={"quarantined: norm is an outlier": 30},
         problem=PoisonedError("QUARANTINED", "delta"),
     )
-    learner = SimpleNamespace(stats=stats, progress=None, failure=None)
-    metrics = LearnerMetrics(cast("Any", learner), run="fit", learner_id="us").collect()
+    metrics = LearnerMetrics(cast("Any", SimpleNamespace(stats=stats)), run="fit", learner_id="us").collect()
     values = {(sample.name, *sample.labels.values()): sample.value for metric in metrics for sample in metric.samples}
-    assert values["skerry_learner_steps_total", "fit", "us"] == 9
-    assert values["skerry_learner_attached", "fit", "us"] == 1
-    assert values["skerry_learner_stopped", "fit", "us", ""] == 0
-    assert values["skerry_learner_version", "fit", "us", "body"] == 3
-    assert values["skerry_learner_deltas_not_merged_total", "fit", "us", "quarantined: norm is an outlier"] == 30
+    assert values["skerry_learner_step_count", "fit", "us"] == 9
+    assert values["skerry_learner_is_attached", "fit", "us"] == 1
+    assert values["skerry_learner_versions", "fit", "us", "body"] == 3
+    assert values["skerry_learner_causes_total", "fit", "us", "quarantined: norm is an outlier"] == 30
     assert values["skerry_learner_problem", "fit", "us", "QUARANTINED"] == 1
+    assert not {"skerry_learner_failure", "skerry_learner_loss"} & {name for name, *_ in values}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skerry.net.tls_options import with_tls
+from skerry.net.tls_options import with_target
 from skerry.runtime.identifiers import new_learner_id
-from skerry.runtime.options import TARGET, run_argument
+from skerry.runtime.options import run_argument
 from skerry.wire.layout import check_name
 from skerry_learner.settings import LearnSettings, with_learn_options
 
@@ -37,13 +37,7 @@ Examples:
 
 
 @click.command("learn", epilog=_EPILOG)
-@click.option(
-    "--target",
-    type=TARGET,
-    default=LearnSettings.target,
-    help="Address of the syncer, as host:port. Replicas are separated by commas: a:443,b:443.",
-)
-@with_tls
+@with_target
 @run_argument(partial(check_name, kind="run"), default=LearnSettings.run)
 @with_learn_options
 def learn(**options: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from skerry.net.tls import Insecure, Tls
+from skerry.net.tls_options import DEFAULT_TARGET
 from skerry.runtime.options import ADDRESS, INPUT, INPUT_FILE, OUTPUT_FOLDER, Count, Number, Parsed
 from skerry.wire.layout import check_name
 
@@ -78,7 +79,7 @@ _LEARNER, _REGION = (Parsed("name", partial(check_name, kind=kind)) for kind in 
 class LearnSettings:
     """What a learner trains, on what, for how long and with whom: the options of `skerry learn`, in their order."""
 
-    target: str = "127.0.0.1:50051"
+    target: str = DEFAULT_TARGET
     tls: Tls | Insecure | None = None
     run: str = "demo"
     learner_id: str = _option(

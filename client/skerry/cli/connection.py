@@ -11,24 +11,20 @@ import click
 
 from skerry import RunsClient, Tls
 from skerry.net.tls import Insecure
-from skerry.net.tls_options import with_tls
-from skerry.runtime.options import TARGET, Number, Parsed, run_argument
+from skerry.net.tls_options import with_target
+from skerry.runtime.options import Number, Parsed, run_argument
 from skerry.wire.layout import check_id, check_name
 
 R = TypeVar("R")
-
-DEFAULT_TARGET: Final = "127.0.0.1:50051"
-_TARGET_HELP: Final = "The syncer's address, as host:port. Replicas are separated by commas: a:443,b:443."
 
 
 def with_client(function: Callable[..., R]) -> Callable[..., R]:
     """Gives a command `--target`, `--timeout` and the options of TLS, and the resulting client as keyword `client`."""
 
-    @click.option("--target", type=TARGET, default=DEFAULT_TARGET, help=_TARGET_HELP)
     @click.option(
         "--timeout", "timeout_s", type=Number(0, min_open=True), default=30.0, help="Seconds to wait for an answer."
     )
-    @with_tls
+    @with_target
     @functools.wraps(function)
     def command(*args: Any, target: str, timeout_s: float, tls: Tls | Insecure | None, **kwargs: Any) -> R:
         with RunsClient(target, tls=tls, timeout_s=timeout_s) as client:

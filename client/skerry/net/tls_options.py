@@ -1,4 +1,4 @@
-"""The options by which a command connects with TLS."""
+"""The options by which a command reaches a syncer, and those of TLS."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Final, TypeVar
 import click
 
 from skerry.net.tls import Insecure, Tls
-from skerry.runtime.options import FilledPath
+from skerry.runtime.options import TARGET, FilledPath
 
 R = TypeVar("R")
 
+DEFAULT_TARGET: Final = "127.0.0.1:50051"
+_TARGET_HELP: Final = (
+    "The syncer's address, as host:port. Replicas are separated by commas: a:443,b:443. TLS with public authorities "
+    "is the default of one that is not on this machine."
+)
 # Whether it exists is checked with its content.
 PEM_FILE: Final = FilledPath(dir_okay=False)
 
 
-def with_tls(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command the options of a TLS client, and as its keyword `tls` what a client of the library takes."""
+def with_target(function: Callable[..., R]) -> Callable[..., R]:
+    """Gives a command `--target` and the options of TLS, and as its keywords `target` and `tls` what a client takes."""
 
-    @click.option(
-        "--tls",
-        "is_tls",
-        is_flag=True,
-        help="Use TLS and trust public authorities, as is the default for a --target that is not on this machine.",
-    )
+    @click.option("--target", type=TARGET, default=DEFAULT_TARGET, help=_TARGET_HELP)
     @click.option(
         "--insecure",
         is_flag=True,
@@ -46,17 +46,10 @@ def with_tls(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--tls-key", type=PEM_FILE, help="The private key of --tls-cert.")
     @functools.wraps(function)
     def command(
-        *args: Any,
-        is_tls: bool,
-        insecure: bool,
-        tls_ca: Path | None,
-        tls_cert: Path | None,
-        tls_key: Path | None,
-        **kwargs: Any,
+        *args: Any, insecure: bool, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **kwargs: Any
     ) -> R:
         tls = Tls(tls_ca, tls_cert, tls_key)
-        is_wanted = is_tls or tls != Tls()
-        chosen: Tls | Insecure | None = checked(tls) if is_wanted else "insecure" if insecure else None
+        chosen: Tls | Insecure | None = checked(tls) if tls != Tls() else "insecure" if insecure else None
         return function(*args, tls=chosen, **kwargs)
 
     return command

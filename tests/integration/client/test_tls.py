@@ -186,7 +186,7 @@ def test_a_command_takes_its_files_and_plaintext_from_its_options(
         ((secured, *files), 0),
         ((secured, *files[:2]), 2),
         ((elsewhere, "--insecure"), 0),
-        ((elsewhere, "--tls", "--insecure"), 4),  # the stricter of two wishes
+        ((elsewhere, *files, "--insecure"), 4),  # the stricter of two wishes
         ((elsewhere,), 4),
     ):
         assert failures.run(cli, ["runs", "list", "--json", "--target", *words]) == status, capsys.readouterr()

@@ -21,14 +21,6 @@ __all__ = ["built"]
 _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives storms, which wait for much of their time, containers and all others a worker of `make test-e2e` each."""
-    for item in items:
-        is_contained = "docker_engine" in getattr(item, "fixturenames", ())
-        group = "storms" if item.get_closest_marker("storm") else "containers" if is_contained else "others"
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[Engine]:
     """Docker's engine, started by hand."""

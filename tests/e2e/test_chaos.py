@@ -10,7 +10,7 @@ from tests.e2e import ceph
 from tests.e2e.chaos.__main__ import UNSHARE
 from tests.e2e.machine import CommandError, need_programs, need_root, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.storm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("store", ["file", "s3"])

@@ -18,7 +18,7 @@ from skerry.wire.messages import enum_word
 
 _EVENT_COUNT: Final = 10  # the newest events, which a terminal shows
 _LOSS_COUNT: Final = 24  # losses that are kept of a learner: the width of its sparkline
-_REPORT_COUNT: Final = 6  # reports that bandwidth is a mean over, 10 s or less, since deltas come in bursts
+_REPORT_COUNT: Final = 6  # reports over which bandwidth is averaged, 10 s or less, because deltas come in bursts
 
 
 @dataclass

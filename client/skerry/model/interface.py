@@ -23,7 +23,7 @@ UNLIMITED: Final = 2**30
 
 
 def tied(places: Mapping[str, NDArray[Any]]) -> set[str]:
-    """Returns which arrays are an earlier one under another name, with the same places for its elements.
+    """Returns the names of arrays that are an earlier array under a second name.
 
     Raises:
         ValueError: two share a part of their memory, or lie in it in different orders.

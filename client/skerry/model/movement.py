@@ -21,7 +21,7 @@ def warn_of_turn(
     delta: FlatArray,  # (numel,)
     base: FlatArray,  # (numel,) the weights that it starts from
 ) -> bool:
-    """Warns if a delta turns the weights to another direction, and returns whether it does; for a worker.
+    """Warns if a delta turns the weights to another direction, and returns whether it does. Called in a worker thread.
 
     It is not refused: a model that is linear, or that a round solves, turns so far too.
     """

@@ -56,7 +56,7 @@ class Watched(Protocol):
 
     @property
     def calls(self) -> Collection[Any]:
-        """Those that are not over."""
+        """The calls that are still open."""
 
     async def serves(self, *, is_fresh: bool) -> bool:
         """Returns once it has answered, over its connection for small calls or a fresh one, whether it takes calls.

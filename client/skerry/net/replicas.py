@@ -222,7 +222,7 @@ class Replicas:
             await replica.close()
 
     async def _look_up(self) -> None:
-        """Has a replica for each address of the names that have several; one whose address is gone ends its calls."""
+        """Looks the names up and keeps a replica for each address; one whose address is gone gets no new calls."""
         self._looks_up_at_s = asyncio.get_running_loop().time() + _LOOK_UP_S
         keys: list[tuple[str, str]] = []
         try:

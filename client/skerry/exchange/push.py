@@ -20,8 +20,9 @@ from skerry.wire import Encoding, FragmentLayout
 from skerry.wire.codecs import cut_parts
 from skerry.wire.digests import delta_digest
 
-# Bytes of frames in one message: what gRPC moves fastest, and well below its default limit.
-MESSAGE_SIZE_BYTES: Final = 2**20
+# Bytes of frames in one message: what gRPC moves fastest. A little less than a power of two, to which protobuf's
+# buffer grows: where the message is just longer than that, it copies all to one of twice the size.
+MESSAGE_SIZE_BYTES: Final = 2**19 - 64
 _LANE_COUNT: Final = 8  # more are no faster, since a learner keeps its connections from one push to the next
 
 

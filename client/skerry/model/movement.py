@@ -14,7 +14,7 @@ _log = get_logger(__name__)
 _MOST_COSINE: Final = 0.15
 _MOST_RATIO: Final = 3.0  # of sizes that are alike
 _LEAST_NUMEL: Final = 1024  # in smaller vectors directions tell nothing
-_LOOKED_AT_NUMEL: Final = 2**16
+_LOOKED_AT_NUMEL: Final = 2**12
 
 
 def warn_of_turn(

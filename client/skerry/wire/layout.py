@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -180,6 +180,13 @@ class Blocks:
         return edges[1:] - edges[:-1]
 
 
+@lru_cache(64)
+def _even_edges(numel: int, size: int) -> NDArray[np.uint64]:
+    edges = np.append(np.arange(0, numel, size), numel).astype(np.uint64)
+    edges.flags.writeable = False
+    return edges
+
+
 def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Blocks:
     """Returns the blocks of `size` elements in the range.
 
@@ -195,7 +202,7 @@ def blocks_of(layout: FragmentLayout, first: int, numel: int, size: int) -> Bloc
     bounds = layout.bounds_within(first, stop) - first  # (tensors + 1,)
     lengths = np.diff(bounds)
     if not (lengths[:-1] % size).any():
-        return Blocks(size, np.append(np.arange(0, numel, size), numel).astype(np.uint64))
+        return Blocks(size, _even_edges(numel, size))
     counts = -(-lengths // size)
     nth_in_tensor = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = np.repeat(bounds[:-1], counts) + nth_in_tensor * size

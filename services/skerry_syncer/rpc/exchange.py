@@ -178,7 +178,10 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
                 async with aclosing(read), aclosing(self._held(read, ref, _client(context))) as pieces:
                     async for piece in pieces:
                         data = piece[:left]
-                        yield v1.PullFragmentResponse(data=v1.PullData(object_index=index, offset=offset, data=data))
+                        response = v1.PullFragmentResponse()  # filled in place: a message in a message is copied
+                        message = response.data
+                        message.object_index, message.offset, message.data = index, offset, data
+                        yield response
                         offset, left = offset + len(data), left - len(data)
                         if not left and offset < ref.size_bytes:  # at its end, it is checked
                             return

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 # A blob's bytes: at hand, or as they come.
 Chunks = bytes | Sequence[bytes | memoryview] | AsyncIterator[bytes]
-STREAM_CHUNK_BYTES: Final = 2**19  # large enough that the cost of a call is small, small enough to hold many
+# Large enough that the cost of a call is small, small enough to hold many. A message of a piece fits in 2^19 bytes.
+STREAM_CHUNK_BYTES: Final = 2**19 - 64
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 

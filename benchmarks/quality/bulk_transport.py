@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final
 
-from skerry.v1 import capabilities_pb2, exchange_pb2
+from skerry.v1 import exchange_pb2
 from tests.simulation.network import Network
 from tests.simulation.records import LearnerRecord
 from tests.simulation.sim_transport import SimTransport
 
-_PART_SIZE_BYTES: Final = 2**20
-
 
 class BulkTransport(SimTransport):
     """One learner's calls: a delta and an update each take `bulk_s` behind their header."""
+
+    part_size_bytes = 2**20
 
     def __init__(
         self, network: Network, record: LearnerRecord, count: Callable[[], int], bulk_s: float, extra_delay: float
@@ -24,14 +23,6 @@ class BulkTransport(SimTransport):
         super().__init__(network, record, count)
         self._bulk_s = bulk_s
         self._extra_delay = extra_delay
-
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks what the server speaks, and takes the usual part size."""
-        answer = await super().get_capabilities(request, timeout_s=timeout_s)
-        answer.suggested_part_size_bytes = _PART_SIZE_BYTES
-        return answer
 
     async def push_delta(
         self, requests: AsyncIterator[exchange_pb2.PushDeltaRequest]

@@ -129,7 +129,7 @@ class _World:
             lives = [tasks.create_task(learner.live()) for learner in learners]
             await asyncio.wait(lives)
         request = runs_pb2.CloseRunRequest(name=_RUN, run_uid=log.spec.uid)
-        await self.transport("admin").ask("CloseRun", request, timeout_s=60.0)
+        await self.transport("admin").ask(lambda stubs: stubs.runs.CloseRun, request, timeout_s=60.0)
         while log.state.status is not RunStatus.CLOSED:
             await log.wait_for(log.state.position + 1)
         judged = learners[0].training

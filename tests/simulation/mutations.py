@@ -157,13 +157,11 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
 @_defect("proxies", 2, "every acknowledged delta")
 def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     """The client takes durable parts for an accepted delta, and so hears that of a push that is not complete."""
-    ask = SimTransport.query_push
+    ask = SimTransport.ask
 
-    async def believing(
-        self: SimTransport, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
-    ) -> exchange_pb2.QueryPushResponse:
-        response = await ask(self, request, timeout_s=timeout_s)
-        if response.parts:
+    async def believing(self: SimTransport, method: object, request: Any, **rules: Any) -> Any:
+        response = await ask(self, method, request, **rules)
+        if isinstance(response, exchange_pb2.QueryPushResponse) and response.parts:
             response.state = exchange_pb2.PUSH_STATE_ACCEPTED
             response.fate.delta_id = request.delta_id
             response.fate.fragment = request.fragment
@@ -171,7 +169,7 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
             self.note_state(response)
         return response
 
-    patch.setattr(SimTransport, "query_push", believing)
+    patch.setattr(SimTransport, "ask", believing)
 
 
 @_defect("alone", 0, "every delta holds the steps that it claims", is_quick=True)

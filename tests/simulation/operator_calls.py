@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from skerry.errors import SkerryError
+from skerry.net.transport import Method
 from skerry.v1 import runs_pb2, types_pb2
 from tests.simulation.learner_process import RUN
 from tests.simulation.network import Network
@@ -41,9 +42,7 @@ class Operator:
             request_id=f"{self._ids.getrandbits(128):032x}",
             target_position=max(1, int(run.position * share)),
         )
-        while (
-            answer := await self._repeat(lambda: self._transport.ask("RollBack", request, timeout_s=_CALL_S))
-        ) is not None:
+        while (answer := await self._repeat(lambda: self._ask(lambda stubs: stubs.runs.RollBack, request))) is not None:
             if not answer.HasField("progress"):
                 return
 
@@ -63,7 +62,7 @@ class Operator:
             name=RUN, run_uid=run_uid, request_id=f"{self._ids.getrandbits(128):032x}", policy=change
         )
         self.policy_changes[request.request_id] = change
-        await self._repeat(lambda: self._transport.ask("SetPolicy", request, timeout_s=_CALL_S))
+        await self._repeat(lambda: self._ask(lambda stubs: stubs.runs.SetPolicy, request))
 
     async def close_run(self, within_s: float) -> bool:
         """Closes the run, trying again whatever is answered; returns whether it is closed in time."""
@@ -72,13 +71,14 @@ class Operator:
         if run is None:
             return False
         request = runs_pb2.CloseRunRequest(name=RUN, run_uid=run.uid)
-        closed = await self._repeat(
-            lambda: self._transport.ask("CloseRun", request, timeout_s=_CALL_S), until_s=until_s
-        )
+        closed = await self._repeat(lambda: self._ask(lambda stubs: stubs.runs.CloseRun, request), until_s=until_s)
         return closed is not None
 
     async def _found_run(self) -> types_pb2.Run:
-        return (await self._transport.get_run(runs_pb2.GetRunRequest(name=RUN), timeout_s=_CALL_S)).run
+        return (await self._ask(lambda stubs: stubs.runs.GetRun, runs_pb2.GetRunRequest(name=RUN))).run
+
+    async def _ask(self, method: Method[R], request: object) -> R:
+        return await self._transport.ask(method, request, timeout_s=_CALL_S)
 
     async def _repeat(self, call: Callable[[], Awaitable[R]], *, until_s: float | None = None) -> R | None:
         """Returns a call's answer; None where it was refused, or not answered in time."""

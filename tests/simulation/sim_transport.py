@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any
 
 from skerry.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.net.liveness import Liveness, Vigil
-from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+from skerry.net.transport import A, Method
+from skerry.v1 import capabilities_pb2, exchange_pb2
 from tests.simulation.network import Call, Network
 from tests.simulation.records import LearnerRecord, fates_in_answer, fates_in_news
-
-# Small enough that a delta of the simulation's model travels in several parts: two blocks of int4, or six numbers of
-# float32, and the headers that a part spares room for.
-_PART_SIZE_BYTES: Final = 120
 
 
 class SimReplica:
@@ -65,6 +62,10 @@ class SimReplica:
 class SimTransport:
     """One learner process's calls."""
 
+    # Small enough that a delta of the simulation's model travels in several parts: two blocks of int4, or six numbers
+    # of float32, and the headers that a part spares room for.
+    part_size_bytes = 120
+
     def __init__(self, network: Network, record: LearnerRecord, count: Callable[[], int]) -> None:
         """Writes into `record` what it hears; `count` counts the world's events."""
         self._network = network
@@ -96,16 +97,6 @@ class SimTransport:
             self.note_state(response)
             return response
 
-    async def query_push(
-        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
-    ) -> exchange_pb2.QueryPushResponse:
-        """Asks how far a push has come."""
-        response: exchange_pb2.QueryPushResponse = await self.ask(
-            "QueryPush", request, timeout_s=timeout_s, unknown=TryAgainError
-        )
-        self.note_state(response)
-        return response
-
     async def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
@@ -116,43 +107,24 @@ class SimTransport:
             while (response := await self._received(call)) is not None:
                 yield response
 
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks what the server speaks, and pretends that it wants small parts."""
-        answer: capabilities_pb2.GetCapabilitiesResponse = await self.ask(
-            "GetCapabilities", request, timeout_s=timeout_s
-        )
-        answer.suggested_part_size_bytes = _PART_SIZE_BYTES
-        return answer
-
-    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
-        """Asks for a run."""
-        answer: runs_pb2.GetRunResponse = await self.ask("GetRun", request, timeout_s=timeout_s)
-        return answer
-
-    async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
-        """Makes a draft."""
-        answer: runs_pb2.CreateRunResponse = await self.ask("CreateRun", request, timeout_s=timeout_s)
-        return answer
-
-    async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
-        """Makes a draft the run of its name."""
-        answer: runs_pb2.CommitRunResponse = await self.ask("CommitRun", request, timeout_s=timeout_s)
-        return answer
-
     async def ask(
-        self, method: str, request: Any, *, timeout_s: float, unknown: type[SkerryError] = RefusedError
-    ) -> Any:
-        """Returns the answer to a unary call of this method."""
+        self, _method: Method[A], request: object, *, timeout_s: float, unknown: type[SkerryError] = RefusedError
+    ) -> A:
+        """Returns the answer to a unary call, which a request's type names; pretends that servers want small parts."""
+        method = type(request).__name__.removesuffix("Request")
         self._control = self._route(self._control)
         with self._opened(method, self._control) as call:
             try:
                 async with asyncio.timeout(timeout_s):
                     call.send(request)
-                    return await self._received(call, unknown=unknown)
+                    answer: Any = await self._received(call, unknown=unknown)
             except TimeoutError as error:
                 raise error_of("TIMEOUT", f"no answer in time. method={method}") from error
+        if isinstance(answer, exchange_pb2.QueryPushResponse):
+            self.note_state(answer)
+        if isinstance(answer, capabilities_pb2.GetCapabilitiesResponse):
+            answer.suggested_part_size_bytes = self.part_size_bytes
+        return answer  # type: ignore[no-any-return]  # a call's messages have no types here
 
     async def close(self) -> None:
         """Does nothing: calls are cancelled by who made them."""

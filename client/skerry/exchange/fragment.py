@@ -19,6 +19,7 @@ from skerry.errors import (
     RunClosedError,
     SkerryError,
     StopExchangingError,
+    TryAgainError,
     WorkRefusedError,
     error_of,
 )
@@ -322,7 +323,7 @@ class FragmentExchange:
             fragment=self.layout.name,
             delta_id=state.delta.delta_id,
         )
-        response = await session.calls.transport.query_push(request, timeout_s=session.calls.timeout_s)
+        response = await session.calls.ask(lambda stubs: stubs.exchange.QueryPush, request, unknown=TryAgainError)
         session.saw(response.position)
         if response.state == exchange_pb2.PUSH_STATE_ACCEPTED:
             self.on_fate(response.fate)

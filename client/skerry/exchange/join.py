@@ -78,8 +78,7 @@ async def create_run(
         untrained=new.untrained,
     )
     pack_layout(request)
-    transport, timeout_s = calls.transport, calls.timeout_s
-    draft = (await calls.retry.call(lambda: transport.create_run(request, timeout_s=timeout_s))).run
+    draft = (await calls.retry.call(lambda: calls.ask(lambda stubs: stubs.runs.CreateRun, request))).run
 
     def encoded(layout: FragmentLayout) -> Delta:
         try:
@@ -109,7 +108,7 @@ async def create_run(
         delta = await workers.run(encoded, layout)
         position = await calls.retry.call(partial(pushed, delta, position))
     commit = runs_pb2.CommitRunRequest(name=new.name, run_uid=draft.uid, seen_position=position)
-    return (await calls.retry.call(lambda: transport.commit_run(commit, timeout_s=timeout_s))).run
+    return (await calls.retry.call(lambda: calls.ask(lambda stubs: stubs.runs.CommitRun, commit))).run
 
 
 class Joining(NamedTuple):
@@ -132,7 +131,7 @@ async def find_or_create(session: Session) -> tuple[types_pb2.Run, Joining]:
     request = runs_pb2.GetRunRequest(name=session.run)
 
     def find() -> Awaitable[runs_pb2.GetRunResponse]:
-        return session.calls.transport.get_run(request, timeout_s=session.calls.timeout_s)
+        return session.calls.ask(lambda stubs: stubs.runs.GetRun, request)
 
     is_created = False
     try:

@@ -257,8 +257,8 @@ class ExchangeLoop:
         """
         session = self._session
         capabilities = await session.until_connected(
-            lambda: session.calls.transport.get_capabilities(
-                capabilities_pb2.GetCapabilitiesRequest(), timeout_s=session.calls.timeout_s
+            lambda: session.calls.ask(
+                lambda stubs: stubs.capabilities.GetCapabilities, capabilities_pb2.GetCapabilitiesRequest()
             )
         )
         if capabilities.suggested_part_size_bytes:

@@ -13,7 +13,7 @@ from skerry.exchange.boundary import Boundary
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import Parameters
 from skerry.net.retry import Retry
-from skerry.net.transport import LANE_COUNT, Transport
+from skerry.net.transport import LANE_COUNT, Method, Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
@@ -46,6 +46,10 @@ class Calls:
     def endless(self) -> Retry:
         """The rule of `retry` without a bound on attempts."""
         return replace(self.retry, settings=replace(self.retry.settings, attempt_count=None))
+
+    async def ask(self, method: Method[R], request: object, *, unknown: type[SkerryError] = RefusedError) -> R:
+        """Returns the answer to one unary call."""
+        return await self.transport.ask(method, request, timeout_s=self.timeout_s, unknown=unknown)
 
 
 class Reader:

@@ -6,10 +6,10 @@ import asyncio
 import ctypes
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakSet
 
 import grpc
@@ -19,11 +19,11 @@ from google.rpc import error_details_pb2, status_pb2
 from skerry.errors import RefusedError, SkerryError, TryAgainError, error_of
 from skerry.net.forks import OwnProcess
 from skerry.net.handshakes import explain
-from skerry.net.replicas import CONTROL, Connection, Replicas
+from skerry.net.replicas import CONTROL, Connection, Replica, Replicas
 from skerry.net.tls import Insecure, Tls
-from skerry.net.transport import LANE_COUNT
+from skerry.net.transport import LANE_COUNT, A, Method
 from skerry.runtime.addresses import split_targets
-from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+from skerry.v1 import exchange_pb2
 
 ERROR_DOMAIN: Final = "skerry"
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -41,8 +41,6 @@ _PASSING: Final = frozenset(
         grpc.StatusCode.INTERNAL,
     }
 )
-
-A = TypeVar("A")
 
 _TRANSPORTS: Final[WeakSet[GrpcTransport]] = WeakSet()
 
@@ -90,19 +88,12 @@ class GrpcTransport:
         sending = _Sending(requests)
         with self._lane() as lane:
             return await self.ask(
-                lambda connection: connection.exchange.PushDelta(sending.requests()),
-                number=lane,
+                lambda connection: connection.exchange.PushDelta,
+                sending.requests(),
                 unknown=TryAgainError,
+                number=lane,
                 sending=sending,
             )
-
-    async def query_push(
-        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
-    ) -> exchange_pb2.QueryPushResponse:
-        """Asks how far a push has come."""
-        return await self.ask(
-            lambda connection: connection.exchange.QueryPush(request, timeout=timeout_s), unknown=TryAgainError
-        )
 
     async def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
@@ -120,36 +111,21 @@ class GrpcTransport:
 
     async def ask(
         self,
-        open_call: Callable[[Connection], Awaitable[A]],
+        method: Method[A],
+        request: object,
         *,
-        number: int = CONTROL,
+        timeout_s: float | None = None,
         unknown: type[SkerryError] = RefusedError,
+        number: int = CONTROL,
         sending: _Sending | None = None,
     ) -> A:
         """Returns the next replica's one answer to a call; raises SkerryError if it fails, as `error_from_rpc` says."""
         connection = await self._replicas.next(number)
-        with self._called(connection, open_call, unknown=unknown, sending=sending) as call:
-            answer: A = await call
+        call = method(connection)(request, timeout=timeout_s)
+        with self._called(connection.replica, call, unknown=unknown, sending=sending):
+            answer = await call
             connection.replica.life.heard()
             return answer
-
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks for the server's version, codecs and limits."""
-        return await self.ask(lambda connection: connection.capabilities.GetCapabilities(request, timeout=timeout_s))
-
-    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
-        """Asks for a run."""
-        return await self.ask(lambda connection: connection.runs.GetRun(request, timeout=timeout_s))
-
-    async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
-        """Makes a draft."""
-        return await self.ask(lambda connection: connection.runs.CreateRun(request, timeout=timeout_s))
-
-    async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
-        """Makes a draft the run of its name."""
-        return await self.ask(lambda connection: connection.runs.CommitRun(request, timeout=timeout_s))
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -170,7 +146,8 @@ class GrpcTransport:
     ) -> AsyncGenerator[Any, None]:
         """Yields the next replica's answers to a call, which is cancelled when the iterator is closed or dropped."""
         connection = await self._replicas.next(number)
-        with self._called(connection, open_call, sending=sending) as call:
+        call = open_call(connection)
+        with self._called(connection.replica, call, sending=sending):
             async for response in call:
                 connection.replica.life.heard()
                 yield response
@@ -178,17 +155,16 @@ class GrpcTransport:
     @contextmanager
     def _called(
         self,
-        connection: Connection,
-        open_call: Callable[[Connection], Any],
+        replica: Replica,
+        call: Any,
         *,
         unknown: type[SkerryError] = RefusedError,
         sending: _Sending | None = None,
-    ) -> Iterator[Any]:
-        """Yields a call, which is over at the end of the context."""
-        replica, call = connection.replica, open_call(connection)
+    ) -> Iterator[None]:
+        """Says what an error of the call means; at the end of the context the call is over."""
         replica.calls.add(call)
         try:
-            yield call
+            yield
         except asyncio.CancelledError:
             if call not in replica.calls and replica.hang is not None:
                 raise replica.hang from None

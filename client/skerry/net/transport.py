@@ -2,16 +2,22 @@
 
 `GrpcTransport` calls a syncer over gRPC; a simulation calls servicers without sockets. Every method raises the right
 class of SkerryError and nothing else (besides CancelledError). A status without a reason of Skerry may come from a
-proxy, and a reason may be a later version's. Both say nothing about a push: `push_delta` and `query_push` raise
-TryAgainError for them.
+proxy, and a reason may be a later version's. Both say nothing about a push, so `push_delta` raises TryAgainError for
+them, and `ask` an error of the class `unknown`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Final, Protocol, TypeAlias, TypeVar
 
-from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2
+from skerry.errors import RefusedError, SkerryError
+from skerry.net.replicas import Connection
+from skerry.v1 import exchange_pb2
+
+A = TypeVar("A")
+# Takes a unary method from a connection's stubs, as in `lambda stubs: stubs.runs.GetRun`.
+Method: TypeAlias = Callable[[Connection], Callable[..., Awaitable[A]]]
 
 # Bulk calls that one large transfer makes side by side. A TCP connection carries a window a round trip, by default
 # some 3 MB, which is 0.2 Gbit/s where a round trip takes 100 ms.
@@ -19,7 +25,7 @@ LANE_COUNT: Final = 16
 
 
 class Transport(Protocol):
-    """The calls of an exchange. `timeout_s` bounds a unary call; streams live until they end or are closed."""
+    """The calls of an exchange. Streams live until they end or are closed."""
 
     def attach(
         self, requests: AsyncIterator[exchange_pb2.AttachRequest]
@@ -34,29 +40,15 @@ class Transport(Protocol):
         Calls of this and of `pull_fragment` that overlap go over different connections, up to `LANE_COUNT`.
         """
 
-    async def query_push(
-        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
-    ) -> exchange_pb2.QueryPushResponse:
-        """Asks how far a push has come."""
-
     def pull_fragment(
         self, request: exchange_pb2.PullFragmentRequest
     ) -> AsyncGenerator[exchange_pb2.PullFragmentResponse, None]:
         """Opens a download."""
 
-    async def get_capabilities(
-        self, request: capabilities_pb2.GetCapabilitiesRequest, *, timeout_s: float
-    ) -> capabilities_pb2.GetCapabilitiesResponse:
-        """Asks for the server's version, codecs and limits."""
-
-    async def get_run(self, request: runs_pb2.GetRunRequest, *, timeout_s: float) -> runs_pb2.GetRunResponse:
-        """Asks for a run."""
-
-    async def create_run(self, request: runs_pb2.CreateRunRequest, *, timeout_s: float) -> runs_pb2.CreateRunResponse:
-        """Makes a draft."""
-
-    async def commit_run(self, request: runs_pb2.CommitRunRequest, *, timeout_s: float) -> runs_pb2.CommitRunResponse:
-        """Makes a draft the run of its name."""
+    async def ask(
+        self, method: Method[A], request: object, *, timeout_s: float, unknown: type[SkerryError] = RefusedError
+    ) -> A:
+        """Returns the answer to a unary call, on the connection of `attach`."""
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
@@ -18,9 +18,9 @@ from skerry.exchange.settings import check_policy, check_timeout
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
-from skerry.net.replicas import Connection
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
+from skerry.net.transport import Method
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
@@ -62,7 +62,6 @@ class RunsClient:
     def __init__(self, target: str, *, tls: Tls | Insecure | None = None, timeout_s: float = 30.0) -> None:
         check_timeout(timeout_s, "timeout_s")
         check_target(target, tls)
-        self._timeout_s = timeout_s
         self._entropy = SystemEntropy()
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
@@ -282,12 +281,8 @@ class RunsClient:
         self._seen[run.uid] = max(run.position, self._seen.get(run.uid, 0))
         return _unpacked(run)
 
-    def _call(self, method: Callable[[Connection], Callable[..., Awaitable[R]]], request: object) -> R:
-        """Returns the answer to `request` of the method that `method` takes from a connection's stubs."""
-        ask, timeout_s = self._transport.ask, self._timeout_s
-        return self._thread.run(
-            self._calls.retry.call(lambda: ask(lambda stubs: method(stubs)(request, timeout=timeout_s)))
-        )
+    def _call(self, method: Method[R], request: object) -> R:
+        return self._thread.run(self._calls.retry.call(lambda: self._calls.ask(method, request)))
 
 
 def _unpacked(run: Run) -> Run:

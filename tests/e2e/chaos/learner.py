@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from skerry import ArrayLearner, Policy, SkerryError, array_learner
 from skerry.errors import RunClosedError
 from skerry.net.grpc_transport import GrpcTransport
+from skerry.net.transport import A, Method
 from skerry.runtime.clock import SystemClock
 from skerry.v1 import exchange_pb2
 from skerry.wire.digests import tree_digest
@@ -70,11 +71,10 @@ class RecordingTransport(GrpcTransport):
         """Sends a push."""
         return self._heard(await super().push_delta(self._noting(requests)))
 
-    async def query_push(
-        self, request: exchange_pb2.QueryPushRequest, *, timeout_s: float
-    ) -> exchange_pb2.QueryPushResponse:
-        """Asks how far a push has come."""
-        return self._heard(await super().query_push(request, timeout_s=timeout_s))
+    async def ask(self, method: Method[A], request: object, **rules: Any) -> A:
+        """Makes a unary call."""
+        answer = await super().ask(method, request, **rules)
+        return self._heard(answer) if isinstance(answer, exchange_pb2.QueryPushResponse) else answer
 
     def _heard(self, response: R) -> R:
         for fate in fates_in_answer(response):

@@ -63,7 +63,7 @@ async def test_every_kind_of_call_of_closed_connections_says_so(target: str, tar
         anext(transport.attach(nothing())),
         anext(transport.pull_fragment(exchange_pb2.PullFragmentRequest())),
         transport.push_delta(nothing()),
-        transport.get_run(runs_pb2.GetRunRequest(), timeout_s=1.0),
+        transport.ask(lambda stubs: stubs.runs.GetRun, runs_pb2.GetRunRequest(), timeout_s=1.0),
     ):
         with pytest.raises(TryAgainError, match="closed"):
             await call

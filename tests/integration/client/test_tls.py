@@ -170,10 +170,10 @@ async def test_a_client_that_connects_again_takes_the_renewed_files(keys: Path, 
     make_keys(held, "--learner", "us")
     transport = GrpcTransport(secured, tls=tls_of(held, "us"))
     with pytest.raises(TryAgainError, match="does not come from an authority"):
-        await transport.get_capabilities(ASK, timeout_s=10)
+        await transport.ask(lambda stubs: stubs.capabilities.GetCapabilities, ASK, timeout_s=10)
     replace_pair(held, "us", keys)
     (held / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    await transport.get_capabilities(ASK, timeout_s=10)
+    await transport.ask(lambda stubs: stubs.capabilities.GetCapabilities, ASK, timeout_s=10)
     await transport.close()
 
 

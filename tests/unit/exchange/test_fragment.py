@@ -151,7 +151,7 @@ async def test_work_of_a_refused_delta_is_in_the_next_one_from_the_newest_versio
 
 async def test_bytes_that_are_refused_as_damaged_are_sent_three_times_and_then_made_anew() -> None:
     damaged = [error_of("DIGEST_MISMATCH", "digest differs")] * 3
-    script = {"push_delta": [*damaged, accepted], "query_push": [v1.QueryPushResponse()] * 2}
+    script = {"push_delta": [*damaged, accepted], "QueryPush": [v1.QueryPushResponse()] * 2}
     async with living(**script, pull_fragment=[pull_to(LAYOUT, 3, START, [1.0, 2.0])]) as world:
         await world.train()
         await world.until(lambda: isinstance(world.fragment.state, Idle) and len(world.pushes) == 3)
@@ -188,14 +188,14 @@ def known(fate: types_pb2.Fate.ValueType, version: int = 0) -> Callable[[v1.Quer
 async def test_a_question_that_fails_after_a_download_is_asked_again_and_nothing_is_loaded_twice() -> None:
     questions = [error_of("DRAINING", "drains"), UNREACHABLE, known(types_pb2.FATE_MERGED, 4)]
     pulls = [pull_to(LAYOUT, 4, START, [0.75, 2.25])]
-    async with living(push_delta=[accepted], query_push=questions, pull_fragment=pulls) as world:
+    async with living(push_delta=[accepted], QueryPush=questions, pull_fragment=pulls) as world:
         await world.send()
         world.fragment.on_version(4)
         await world.until(lambda: world.fragment.ledger.version == 4)
 
 
 async def test_of_a_delta_whose_acknowledgement_was_lost_the_syncer_is_asked_and_nothing_is_sent_again() -> None:
-    async with living(push_delta=[UNREACHABLE], query_push=[UNREACHABLE, known(types_pb2.FATE_PENDING)]) as world:
+    async with living(push_delta=[UNREACHABLE], QueryPush=[UNREACHABLE, known(types_pb2.FATE_PENDING)]) as world:
         await world.send()
         assert len(world.pushes) == 1
         assert world.fragment.is_flushed
@@ -213,7 +213,7 @@ async def test_of_a_delta_that_was_cut_only_what_the_syncer_does_not_have_is_sen
         part = v1.StoredPart(first=begin.part.first, numel=begin.part.numel, digest=end.part_end.digest)
         return v1.QueryPushResponse(state=v1.PUSH_STATE_PARTS_STORED, position=5, parts=[part])
 
-    async with living(push_delta=[error_of(reason, "cut"), accepted], query_push=[stored]) as world:
+    async with living(push_delta=[error_of(reason, "cut"), accepted], QueryPush=[stored]) as world:
         await world.send()
         first, second = world.pushes
         assert first[0].header.delta_id == second[0].header.delta_id

@@ -41,15 +41,15 @@ async def joined(*, create: bool = True, weights: Any = WEIGHTS, **scripts: Any)
 
 async def test_a_run_that_exists_is_joined_and_its_other_live_learners_are_counted() -> None:
     answer = run("u1", ("us", True), ("eu", True), ("asia", False))
-    found, joining, transport = await joined(get_run=[answer])
+    found, joining, transport = await joined(GetRun=[answer])
     assert (found.uid, joining.is_created, joining.other_count) == ("u1", False, 1)
-    assert [name for name, _ in transport.asked] == ["get_run"]
+    assert [name for name, _ in transport.asked] == ["GetRun"]
 
 
 async def test_a_run_that_is_created_has_exactly_the_models_weights() -> None:
     with heard_logs() as logs:
         found, joining, transport = await joined(
-            get_run=[MISSING], create_run=[DRAFT], push_delta=[ACCEPTED], commit_run=[COMMITTED]
+            GetRun=[MISSING], CreateRun=[DRAFT], push_delta=[ACCEPTED], CommitRun=[COMMITTED]
         )
     assert [line["others"] for line in logs if "similar names" in line["event"]] == ["fir"]
     assert (found.uid, joining.is_created) == ("u1", True)
@@ -70,15 +70,15 @@ async def test_a_run_that_is_created_has_exactly_the_models_weights() -> None:
 
 
 async def test_the_second_creator_joins_the_run_of_the_first() -> None:
-    found, joining, _ = await joined(get_run=[MISSING, run("u2")], create_run=[RunExistsError("RUN_EXISTS", "taken")])
+    found, joining, _ = await joined(GetRun=[MISSING, run("u2")], CreateRun=[RunExistsError("RUN_EXISTS", "taken")])
     assert (found.uid, joining.is_created) == ("u2", False)
 
 
 async def test_a_run_is_not_created_where_nobody_asked_for_it() -> None:
     with pytest.raises(RunNotFoundError):
-        await joined(create=False, get_run=[MISSING])
+        await joined(create=False, GetRun=[MISSING])
 
 
 async def test_initial_weights_that_are_not_finite_are_refused_before_they_are_sent() -> None:
     with pytest.raises(PoisonedError, match="initial weights are not finite"):
-        await joined(weights=np.array([1, np.nan, 0], np.float32), get_run=[MISSING], create_run=[DRAFT])
+        await joined(weights=np.array([1, np.nan, 0], np.float32), GetRun=[MISSING], CreateRun=[DRAFT])

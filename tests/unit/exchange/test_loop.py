@@ -48,8 +48,8 @@ class World:
         event = types_pb2.Event(position=6, version_committed=newer)
         self.transport = ScriptedTransport(
             attach=[[v1.AttachResponse(attached=attached), v1.AttachResponse(event=event)]],
-            get_capabilities=[capabilities_pb2.GetCapabilitiesResponse()],
-            get_run=[runs_pb2.GetRunResponse(run=run)],
+            GetCapabilities=[capabilities_pb2.GetCapabilitiesResponse()],
+            GetRun=[runs_pb2.GetRunResponse(run=run)],
             pull_fragment=[
                 pull_to(LAYOUTS[0], 3, [0, 0], [1, 2]),
                 pull_to(LAYOUTS[1], 1, [0, 0], [3, 4]),

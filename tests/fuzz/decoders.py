@@ -25,7 +25,7 @@ from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec, WireError
-from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.frames import encode_frames
 from skerry.wire.identity import Identity
 from skerry.wire.messages import layouts_from_messages, layouts_to_messages, policy_from_message, policy_to_message
 from skerry.wire.policy import Policy
@@ -44,6 +44,7 @@ from skerry_syncer.store.log.retention import kept_names, oldest_versions
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.fuzz.mutations import mutated_bytes, mutated_frames, mutated_json, mutated_message, pick
+from tests.support.decoding import decode_frames
 from tests.support.dict_objects import DictObjects
 from tests.support.seeded_entropy import SeededEntropy
 from tests.unit.exchange import test_adopt as course

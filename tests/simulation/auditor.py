@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from skerry.runtime.workers import InlineWorkers
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire.codecs import Codec
-from skerry.wire.frames import decode_frames
 from skerry.wire.messages import policy_from_message
 from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import (
@@ -41,6 +40,7 @@ from skerry_syncer.store.versions.scratch import Scratch
 from tests.simulation.collected import Collections, with_deleted
 from tests.simulation.evidence import Evidence, open_run, state_digest
 from tests.simulation.records import LearnerRecord
+from tests.support.decoding import decode_frames
 from tests.support.whole_history import WholeHistory
 
 _FATES: Final = {

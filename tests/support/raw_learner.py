@@ -27,8 +27,9 @@ from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.digests import delta_digest, tree_digest
-from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.frames import encode_frames
 from skerry.wire.layout import FragmentLayout, TensorSpec
+from tests.support.decoding import decode_frames
 
 Float32s = NDArray[np.float32]
 

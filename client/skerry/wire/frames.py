@@ -200,27 +200,18 @@ def parse_frames(buffer: bytes | bytearray | memoryview) -> Iterator[Frame]:
         rest = rest[end:]
 
 
-def raw_bytes(frame: Frame) -> bytes:
+def raw_bytes(frame: Frame) -> bytes | memoryview:
     """Return the frame's uncompressed scales and codes: what digests are taken over.
 
     Raises:
         FrameError: BOMB or CORRUPT, before more than `raw_size` bytes are allocated.
     """
-    if frame.compressor is Compressor.NONE:
-        return bytes(frame.payload)
-    return decompress_exactly(frame.payload, frame.raw_size)
+    is_plain = frame.compressor is Compressor.NONE
+    return frame.payload if is_plain else decompress_exactly(frame.payload, frame.raw_size)
 
 
-def decode_frame(
-    frame: Frame,
-    layout: FragmentLayout,
-    out: NDArray[np.float32] | None = None,
-    *,
-    digest: blake3 | None = None,
-) -> NDArray[np.float32]:
+def decode_frame(frame: Frame, layout: FragmentLayout, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Return the frame's elements, `(frame.numel,)` float32; in `out`, when it is given.
-
-    `digest` is fed the frame's raw bytes.
 
     Raises:
         FrameError: LAYOUT or BOMB when it does not fit the fragment; CORRUPT, NON_FINITE or BAD_SCALE for its content.
@@ -229,8 +220,6 @@ def decode_frame(
     if out is None:
         out = np.empty(frame.numel, np.float32)
     blocks, raw = open_frame(frame, layout, out)
-    if digest is not None:
-        digest.update(raw.data)
     dequantise(frame.codec, raw, blocks, out)
     return out
 
@@ -252,32 +241,7 @@ def open_frame(
     if frame.raw_size != expected:
         msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
         raise FrameError(WireReason.BOMB, msg)
-    raw = frame.payload if frame.compressor is Compressor.NONE else decompress_exactly(frame.payload, expected)
-    return blocks, np.frombuffer(raw, np.uint8)
-
-
-def decode_frames(
-    buffer: bytes | bytearray | memoryview,
-    layout: FragmentLayout,
-    out: NDArray[np.float32],  # (numel of the range,) written
-    *,
-    first: int = 0,
-    digest: blake3 | None = None,
-) -> None:
-    """Decode frames that must cover `[first, first + len(out))` in order, without gap or overlap.
-
-    Decompresses once: `digest` is fed each frame's raw bytes on the way.
-
-    Raises:
-        FrameError: as `parse_frames` and `decode_frame`; LAYOUT also when the frames do not follow one another or go
-            past the range, TRUNCATED when they end before it does. `out` is then of no use.
-    """
-    check_range_array("out", out)
-    reader = FrameReader(first, len(out), batch_numel=len(out) + 1)
-    for batch in reader.feed(buffer):
-        for frame in parse_frames(batch.data):
-            decode_frame(frame, layout, out[frame.first - first : frame.first - first + frame.numel], digest=digest)
-    reader.finish()
+    return blocks, np.frombuffer(raw_bytes(frame), np.uint8)
 
 
 def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:

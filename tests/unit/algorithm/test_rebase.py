@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import UNTRAINED, Ledger, Trained
 from skerry.model.interface import ArrayParameters
 from skerry.wire import Codec, Encoding, FragmentLayout, TensorSpec
-from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.frames import encode_frames
+from tests.support.decoding import decode_frames
 
 Values = NDArray[np.float32]
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (4, 8)), TensorSpec("b", (3,))))

@@ -19,7 +19,7 @@ from skerry.stats import LastWork
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import types_pb2
 from skerry.wire import FragmentLayout, TensorSpec
-from skerry.wire.frames import decode_frames
+from tests.support.decoding import decode_frames
 from tests.support.scripted_transport import RAW, ScriptedTransport, accepted, pull_to, quick_calls, scripted_session
 
 LAYOUT = FragmentLayout("f", (TensorSpec("w", (2,)),))

@@ -29,9 +29,10 @@ from skerry.algorithm.step import (
     subtract_update,
 )
 from skerry.wire import Codec, Encoding, FragmentLayout, NonFiniteError, TensorSpec, codecs, quantise
-from skerry.wire.frames import decode_frames, encode_frames, open_frame, parse_frames
+from skerry.wire.frames import encode_frames, open_frame, parse_frames
 from skerry.wire.kernels import load
 from skerry.wire.quantise import per_tensor_squared_norms, quantised_squared_norms
+from tests.support.decoding import decode_frames
 from tests.unit.wire.wire_strategies import LARGEST, block_encodings, encodings, fragments
 
 Fragment = tuple[FragmentLayout, NDArray[np.float32]]

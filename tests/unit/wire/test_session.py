@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec
 from skerry.wire.digests import delta_digest, tree_digest
-from skerry.wire.frames import decode_frames, encode_frames
+from skerry.wire.frames import encode_frames
 from skerry.wire.messages import encoding_from_message
 from skerry.wire.safetensors import TensorFileReader
+from tests.support.decoding import decode_frames
 
 Json = dict[str, Any]
 Float32s = NDArray[np.float32]

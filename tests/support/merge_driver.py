@@ -43,7 +43,7 @@ from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.maintenance.checking import VerifyReport, verify_run
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.blobs import SnapshotKind
-from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 from tests.support.dict_objects import DictObjects
@@ -93,7 +93,7 @@ class Driver:
         await objects.create(f"runs/{spec.name}/{spec.uid}/run.json", spec.to_bytes())
         run = Run(RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, writer="test"), workers)
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
-        ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", snapshot_tensors(layout, zeros))
+        ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", dict(layout.pieces(zeros)))
         self = cls(run, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         await self.append(PolicyItem("c" * 32, policy))
         await self.append(SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()))
@@ -223,7 +223,7 @@ class Driver:
         vectors = (self.state.weights, self.state.momentum, self.state.residual)
         return tuple(
             [
-                await self.run.blobs.write_snapshot(FRAGMENT, version, kind, snapshot_tensors(self.layout, values))
+                await self.run.blobs.write_snapshot(FRAGMENT, version, kind, dict(self.layout.pieces(values)))
                 for kind, values in zip(kinds, vectors, strict=True)
             ]
         )

@@ -28,7 +28,7 @@ from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
 from skerry.model.fragment_plan import check_same_tensors
-from skerry.model.interface import Parameters, pieces_of
+from skerry.model.interface import Parameters
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import announce, get_logger
 from skerry.runtime.workers import Workers
@@ -216,7 +216,7 @@ class ExchangeLoop:
     def merged_weights(self) -> dict[str, NDArray[np.float32]]:
         """Returns copies of the weights of the versions adopted last, by tensor name."""
         fragments = list(self._fragments.values())
-        pieces = [piece for fragment in fragments for piece in pieces_of(fragment.layout, fragment.ledger.anchor)]
+        pieces = [piece for fragment in fragments for piece in fragment.layout.pieces(fragment.ledger.anchor)]
         return {name: weights.copy() for name, weights in pieces}
 
     # Joining.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.array_learner import EXIT_FLUSH_TIMEOUT_S, ArrayLearner, LearnerOptions
-from skerry.model.interface import ArrayParameters, Work, pieces_of
+from skerry.model.interface import ArrayParameters, Work
 from skerry.stats import LastWork
 from skerry.wire import FragmentLayout, TensorSpec
 
@@ -167,7 +167,7 @@ class JaxParameters(ArrayParameters):
         """Returns a function that puts `change(leaf, piece)` in place of each leaf, with its type and its sharding."""
         # Copies, since on the CPU an array of JAX may be a view of one of NumPy.
         pieces = [
-            (name, jax.device_put(piece.copy(), self._arrays[name].sharding)) for name, piece in pieces_of(layout, flat)
+            (name, jax.device_put(piece.copy(), self._arrays[name].sharding)) for name, piece in layout.pieces(flat)
         ]
 
         def work() -> None:

@@ -193,18 +193,10 @@ class ArrayParameters:
         change: Callable[[NDArray[Any], NDArray[np.float32]], object],
     ) -> Work:
         """Returns a function that calls `change` with each array and its piece of `flat`, in the array's shape."""
-        pieces = pieces_of(layout, flat)
+        pieces = layout.pieces(flat)
 
         def work() -> None:
             for name, piece in pieces:
                 change(self._arrays[name], piece)
 
         return work
-
-
-def pieces_of(layout: FragmentLayout, flat: NDArray[np.float32]) -> list[tuple[str, NDArray[np.float32]]]:
-    """Returns views of `flat`, by tensor and in its shape."""
-    return [
-        (tensor.name, flat[first : first + tensor.numel].reshape(tensor.shape))
-        for tensor, first in zip(layout.tensors, layout.offsets, strict=True)
-    ]

@@ -214,8 +214,7 @@ class RunsClient:
                     weights = pulling.result().weights
                 finally:
                     pulling.cancel()
-                for spec, first in zip(layout.tensors, layout.offsets, strict=True):
-                    yield spec.name, weights[first : first + spec.numel].reshape(spec.shape)
+                yield from layout.pieces(weights)
                 del weights, pulling  # while the next is received
                 done += layout.numel
         finally:

@@ -141,6 +141,13 @@ class FragmentLayout:
                 start = end
             index += 1
 
+    def pieces(self, flat: NDArray[np.float32]) -> list[tuple[str, NDArray[np.float32]]]:
+        """Return for each tensor its name and a view of `flat`, (numel,), in its shape."""
+        return [
+            (tensor.name, flat[first : first + tensor.numel].reshape(tensor.shape))
+            for tensor, first in zip(self.tensors, self.offsets, strict=True)
+        ]
+
     def is_boundary(self, element: int, block: int) -> bool:
         """Whether `element` starts a block of its tensor, or ends the fragment."""
         return self.boundary_at_or_before(element, block) == element

@@ -48,7 +48,6 @@ from skerry_syncer.store.versions.replay import (
     UnreadableDeltaError,
     accumulate_deltas,
     scalars_to_record,
-    snapshot_tensors,
     take_step,
     weights_digest,
 )
@@ -272,7 +271,7 @@ class Merger:
                 return
             version, digest = outer.version, fragment.newest.digest
             weights, momentum, residual = [
-                await self._run.blobs.write_snapshot(name, version, kind, snapshot_tensors(fragment.layout, values))
+                await self._run.blobs.write_snapshot(name, version, kind, dict(fragment.layout.pieces(values)))
                 for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
             ]
         await self._run.log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
@@ -301,6 +300,6 @@ class Merger:
                     pushed.parts[0].name, f"initial weights. fragment={name}, {error}"
                 ) from error
             digest = await weights_digest(weights, workers=self._workers)
-            ref = await self._run.blobs.write_snapshot(name, 0, "weights", snapshot_tensors(fragment.layout, weights))
+            ref = await self._run.blobs.write_snapshot(name, 0, "weights", dict(fragment.layout.pieces(weights)))
             await self._run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])
             _LOG.info("initial weights stored", run=self._run.spec.name, fragment=name, numel=fragment.layout.numel)

@@ -20,7 +20,7 @@ from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry_syncer.store.errors import ObjectMissingError, StoreError
 from skerry_syncer.store.log.entries import RollbackFragment, RollbackItem, RunStatus
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
-from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.replay import Replayer
 from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
@@ -126,7 +126,7 @@ async def stored_again(run: Run, fragment: FragmentState, source: VersionState, 
     name = fragment.layout.name
     version = fragment.version + 1
     weights = await Replayer(run, name, workers).weights_at(source.version)
-    ref = await run.blobs.write_snapshot(name, version, "weights", snapshot_tensors(fragment.layout, weights))
+    ref = await run.blobs.write_snapshot(name, version, "weights", dict(fragment.layout.pieces(weights)))
     return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
 
 

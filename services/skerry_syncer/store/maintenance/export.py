@@ -15,7 +15,7 @@ from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.options import opened_run, warn_of_damage
-from skerry_syncer.store.versions.replay import Replayer, snapshot_tensors
+from skerry_syncer.store.versions.replay import Replayer
 
 Pull = Callable[[Callable[[int, int], None]], Iterator[tuple[str, NDArray[np.float32]]]]
 
@@ -46,7 +46,7 @@ def stored_weights(
                     weights = runner.run(Replayer(run, layout.name, workers).weights_at(versions[layout.name]))
                     done += layout.numel
                     progress(done, total)
-                    yield from snapshot_tensors(layout, weights).items()
+                    yield from layout.pieces(weights)
 
             is_cut = position is None and warn_of_damage(log.failure, shown_position)
             yield _record(log.spec, versions, shown_position), pull, is_cut

@@ -35,7 +35,6 @@ from skerry.runtime.workers import Workers, run_jobs
 from skerry.wire.digests import LEAF_NUMEL, tree_leaves, tree_root
 from skerry.wire.errors import FrameError, NonFiniteError, TensorFileError
 from skerry.wire.frames import Frame, parse_frames
-from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import TensorFileReader
 from skerry_syncer.store.errors import CollectedError, ObjectMissingError, StoreError, UnreadableObjectError
 from skerry_syncer.store.log.entries import AcceptedItem, MergeScalars, ObjectRef
@@ -353,14 +352,6 @@ async def weights_digest(weights: Float32s, *, workers: Workers) -> str:
 
     leaves = [leaf for (leaf,) in await run_jobs(workers, jobs())]
     return tree_root(len(weights), leaves).hex()
-
-
-def snapshot_tensors(layout: FragmentLayout, values: Float32s) -> dict[str, Float32s]:
-    """Returns views of a flat vector by tensor name, as a snapshot of it holds them."""
-    return {
-        spec.name: values[offset : offset + spec.numel].reshape(spec.shape)
-        for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
-    }
 
 
 def scalars_from_record(record: MergeScalars) -> Scalars:

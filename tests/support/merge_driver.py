@@ -93,7 +93,7 @@ class Driver:
         await objects.create(f"runs/{spec.name}/{spec.uid}/run.json", spec.to_bytes())
         run = Run(RunLog(objects, spec, clock=clock or SystemClock(), entropy=entropy, writer="test"), workers)
         zeros = np.zeros(layout.numel, np.float32) if weights is None else weights
-        ref = await run.blobs.write_snapshot(FRAGMENT, 0, "weights", dict(layout.pieces(zeros)))
+        ref = await run.blobs.write_snapshot(layout, 0, "weights", zeros)
         self = cls(run, layout, objects, workers, Scratch(None), OuterState(zeros, zeros, zeros, 0))
         await self.append(PolicyItem("c" * 32, policy))
         await self.append(SnapshotItem(FRAGMENT, 0, tree_digest(zeros).hex(), (ref,), ()))
@@ -223,7 +223,7 @@ class Driver:
         vectors = (self.state.weights, self.state.momentum, self.state.residual)
         return tuple(
             [
-                await self.run.blobs.write_snapshot(FRAGMENT, version, kind, dict(self.layout.pieces(values)))
+                await self.run.blobs.write_snapshot(self.layout, version, kind, values)
                 for kind, values in zip(kinds, vectors, strict=True)
             ]
         )

@@ -271,7 +271,7 @@ class Merger:
                 return
             version, digest = outer.version, fragment.newest.digest
             weights, momentum, residual = [
-                await self._run.blobs.write_snapshot(name, version, kind, dict(fragment.layout.pieces(values)))
+                await self._run.blobs.write_snapshot(fragment.layout, version, kind, values)
                 for kind, values in zip(_SNAPSHOT_KINDS, (outer.weights, outer.momentum, outer.residual), strict=True)
             ]
         await self._run.log.append([SnapshotItem(name, version, digest, (weights,), (momentum, residual))])
@@ -300,6 +300,6 @@ class Merger:
                     pushed.parts[0].name, f"initial weights. fragment={name}, {error}"
                 ) from error
             digest = await weights_digest(weights, workers=self._workers)
-            ref = await self._run.blobs.write_snapshot(name, 0, "weights", dict(fragment.layout.pieces(weights)))
+            ref = await self._run.blobs.write_snapshot(fragment.layout, 0, "weights", weights)
             await self._run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])
             _LOG.info("initial weights stored", run=self._run.spec.name, fragment=name, numel=fragment.layout.numel)

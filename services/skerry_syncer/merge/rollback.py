@@ -126,7 +126,7 @@ async def stored_again(run: Run, fragment: FragmentState, source: VersionState, 
     name = fragment.layout.name
     version = fragment.version + 1
     weights = await Replayer(run, name, workers).weights_at(source.version)
-    ref = await run.blobs.write_snapshot(name, version, "weights", dict(fragment.layout.pieces(weights)))
+    ref = await run.blobs.write_snapshot(fragment.layout, version, "weights", weights)
     return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.workers import Workers
 from skerry.wire.frames import Frame, FrameBatch, FrameReader
+from skerry.wire.layout import FragmentLayout
 from skerry.wire.safetensors import header_bytes, tensor_bytes
 from skerry_syncer.store.errors import (
     CollectedError,
@@ -172,31 +173,24 @@ class Blobs:
         return ObjectRef(name, first, numel, len(data), digest)
 
     async def write_snapshot(
-        self,
-        fragment: str,
-        version: int,
-        kind: SnapshotKind,
-        tensors: Mapping[str, NDArray[np.float32]],
-        *,
-        first: int = 0,
+        self, layout: FragmentLayout, version: int, kind: SnapshotKind, values: NDArray[np.float32]
     ) -> ObjectRef:
-        """Stores these tensors, which lie one after another from element `first` on, as a safetensors file.
+        """Stores a fragment's values, (numel,), as a safetensors file.
 
-        Arrays may be memory-mapped; they must not change until this returns.
+        They may be memory-mapped, and must not change until this returns.
         """
-        name = f"snapshots/{fragment}/{version}-{kind}-{self._entropy.hex_id()}"
+        name = f"snapshots/{layout.name}/{version}-{kind}-{self._entropy.hex_id()}"
         hasher, size_bytes = blake3(), 0
 
         async def hashed() -> AsyncIterator[bytes]:
             nonlocal size_bytes
-            async for piece in snapshot_pieces(fragment, version, kind, tensors):
+            async for piece in snapshot_pieces(layout.name, version, kind, dict(layout.pieces(values))):
                 await self._workers.run(hasher.update, piece)
                 size_bytes += len(piece)
                 yield piece
 
         await self._write(name, hashed())
-        numel = sum(values.size for values in tensors.values())
-        return ObjectRef(name, first, numel, size_bytes, hasher.hexdigest())
+        return ObjectRef(name, 0, layout.numel, size_bytes, hasher.hexdigest())
 
     async def read(self, ref: ObjectRef, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of an object of any kind from `offset`, in pieces of at most 512 KiB.

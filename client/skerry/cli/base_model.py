@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
-
-import numpy as np
+from typing import BinaryIO, Final
 
 from skerry.wire.safetensors import FileTensor, read_file_header
 from skerry.wire.untrained import UntrainedTensor, values_checksum
 
 _NAMED: Final = 5  # tensors in a warning
-
-
-class BaseTensor(NamedTuple):
-    """A tensor of a safetensors file."""
-
-    path: Path
-    place: FileTensor
 
 
 class BaseModel:
@@ -43,10 +34,9 @@ class BaseModel:
             OSError: a file can't be read.
             TensorFileError: a file is no safetensors file.
         """
-        in_files: dict[str, BaseTensor] = {}
+        in_files: dict[str, FileTensor] = {}
         for path in paths:
-            for name, place in read_file_header(path).items():
-                in_files.setdefault(name, BaseTensor(path, place))
+            in_files = in_files | read_file_header(path) | in_files  # of two the first one
         self._recorded = {tensor.name: tensor for tensor in untrained}
         self.missing = [name for name in self._recorded if name not in in_files]
         self.unknown = [name for name in in_files if name not in self._recorded and name not in trained]
@@ -59,20 +49,17 @@ class BaseModel:
 
         A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
         """
-        ordered = sorted(self.tensors, key=lambda name: -self.tensors[name].place.item_bytes)
-        places = {name: self.tensors[name].place for name in ordered}
-        return {name: place for name, place in places.items() if (place.item_bytes >= 4) == is_wide}
+        ordered = sorted(self.tensors.items(), key=lambda item: -item[1].item_bytes)
+        return {name: tensor for name, tensor in ordered if (tensor.item_bytes >= 4) == is_wide}
 
     def write(self, name: str, file: BinaryIO) -> None:
         """Writes a tensor's bytes, and takes note if they are not those of the run's creator."""
-        (path, place), wanted = self.tensors[name], self._recorded.get(name)
-        data = np.empty(0, np.uint8)
-        if place.size_bytes:
-            data = np.memmap(path, mode="r", offset=place.offset, shape=(place.size_bytes,))
+        tensor, wanted = self.tensors[name], self._recorded.get(name)
+        data = tensor.data()
         file.write(data.data)
         if wanted is not None and wanted.checksum is not None:
-            bits = data.view(f"<i{place.item_bytes}") if place.item_bytes > 1 else data
-            if place.shape != wanted.shape or values_checksum(bits.reshape(place.shape)) != wanted.checksum:
+            bits = data.view(f"<i{tensor.item_bytes}") if tensor.item_bytes > 1 else data
+            if tensor.shape != wanted.shape or values_checksum(bits.reshape(tensor.shape)) != wanted.checksum:
                 self.other.append(name)
 
     def remarks(self) -> Iterator[str]:

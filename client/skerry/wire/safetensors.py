@@ -55,6 +55,7 @@ def tensor_key(name: str, names: Iterable[str]) -> str:
 class FileTensor(NamedTuple):
     """A tensor in a file: its element type as the format calls it, and where its bytes are."""
 
+    path: Path
     code: str
     shape: tuple[int, ...]
     offset: int  # from the start of the file
@@ -64,6 +65,12 @@ class FileTensor(NamedTuple):
     def item_bytes(self) -> int:
         """Bytes of an element; 0 if there is none."""
         return self.size_bytes // max(1, math.prod(self.shape))
+
+    def data(self) -> NDArray[np.uint8]:
+        """Returns its bytes, which are read where they are looked at."""
+        if not self.size_bytes:
+            return np.empty(0, np.uint8)
+        return np.memmap(self.path, mode="r", offset=self.offset, shape=(self.size_bytes,))
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor], metadata: Mapping[str, str]) -> bytes:
@@ -135,7 +142,7 @@ def read_file_header(path: Path) -> dict[str, FileTensor]:
                 if not begin <= first <= stop <= end:
                     raise ValueError(f"data is outside of the file. tensor={name}")
                 shape = tuple(map(index_of, entry["shape"]))
-                tensors[name] = FileTensor(str(entry["dtype"]), shape, first, stop - first)
+                tensors[name] = FileTensor(path, str(entry["dtype"]), shape, first, stop - first)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise TensorFileError(WireReason.BAD_HEADER, f"header can't be read. path={path}, cause={error!r}") from error
     return tensors

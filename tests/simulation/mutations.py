@@ -28,11 +28,11 @@ from skerry_syncer.rounds.engine import Decisions, RoundEngine
 from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import StoreError
-from skerry_syncer.store.log import fold
+from skerry_syncer.store.log import fold, run_log
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, SessionItem
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, FragmentState, Outcome, RunState, VersionState
-from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.versions.blobs import Blobs
 from tests.simulation import network
 from tests.simulation.auditor import Finding
@@ -141,17 +141,17 @@ def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
 def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
     """A create that says it failed is taken at its word and never read back: the number is tried with other bytes."""
 
-    async def create_or_read(self: Creator, name: str, data: bytes) -> bytes:
+    async def create_or_read(objects: Objects, name: str, data: bytes, **_: Any) -> bytes:
         try:
-            await self.objects.create(name, data)
+            await objects.create(name, data)
         except StoreError:
             try:
-                return await self.objects.get(name)
+                return await objects.get(name)
             except StoreError:
                 return data
         return data
 
-    patch.setattr(Creator, "create_or_read", create_or_read)
+    patch.setattr(run_log, "create_or_read", create_or_read)
 
 
 @_defect("proxies", 2, "every acknowledged delta")

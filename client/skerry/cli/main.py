@@ -98,7 +98,3 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from skerry.runtime.clock import Clock
@@ -29,7 +30,7 @@ from skerry_syncer.store.log.checkpoints import newest_state
 from skerry_syncer.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.objects.interface import Objects, read_json
-from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.objects.put_if_absent import create_or_read
 from skerry_syncer.store.versions.run import Run
 
 _LOG: Final = get_logger(__name__)
@@ -54,7 +55,7 @@ class Store:
         self._entropy = entropy
         self._workers = workers
         self._writer = writer
-        self._creator = Creator(objects, clock, entropy)
+        self._created = partial(create_or_read, objects, clock=clock, entropy=entropy)
         # One object per run: two would not know of each other's entries in doubt.
         self._runs: dict[tuple[str, str], Run] = {}
         # Of logs that were let go: the newest entry seen, which they must still have when they are opened again.
@@ -72,7 +73,7 @@ class Store:
         check_name(spec.name, "run")
         check_id(spec.uid, "run uid")
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
-        data = await self._creator.create_or_read(name, await self._workers.run(spec.to_bytes))
+        data = await self._created(name, await self._workers.run(spec.to_bytes))
         created = await self._workers.run(_parse_spec, name, data)
         same = dataclasses.replace(created, created_at_unix_s=spec.created_at_unix_s)
         if not await self._workers.run(operator.eq, same, spec):  # of many tensors it takes long
@@ -197,7 +198,7 @@ class Store:
         data = canonical_json({"format": FORMAT, "uid": after})
         while current == before:
             number += 1
-            current = _parse_name(name, await self._creator.create_or_read(_name_path(name, number), data))
+            current = _parse_name(name, await self._created(_name_path(name, number), data))
         return current
 
     async def resolve(self, name: str) -> str:

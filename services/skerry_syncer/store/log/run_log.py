@@ -36,7 +36,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.fold import apply_entry, check_item
 from skerry_syncer.store.log.state import Outcome, RunState
 from skerry_syncer.store.objects.interface import Objects
-from skerry_syncer.store.objects.put_if_absent import Creator
+from skerry_syncer.store.objects.put_if_absent import create_or_read
 
 GROUP_BYTES: Final = 2**20  # of appends in one entry, so that none takes long to read; a single one may be larger
 MAX_APPEND_BYTES: Final = 16 * 2**20  # larger ones are refused: readers hold a whole entry in memory
@@ -93,7 +93,7 @@ class RunLog:
         self.entropy = entropy
         self._clock = clock
         self._writer = writer
-        self._creator = Creator(objects, clock, entropy)
+        self._created = partial(create_or_read, objects, clock=clock, entropy=entropy)
         self._waiting: list[_Append] = []
         self._sent = _Sent("")
         self._writing: asyncio.Task[None] | None = None
@@ -290,7 +290,7 @@ class RunLog:
         )
         sent = self._sent = _Sent(entry.write_id)
         # If this raises, the entry may still land. It is then folded like another writer's.
-        data = await self._creator.create_or_read(entry_name(self.prefix, entry.position), entry.to_bytes())
+        data = await self._created(entry_name(self.prefix, entry.position), entry.to_bytes())
         self._fold(entry.position, data)
         if sent.outcomes is None:
             await self.tail()

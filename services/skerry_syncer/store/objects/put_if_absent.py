@@ -4,14 +4,13 @@ A create that failed is read back, because its error decides nothing: the reques
 lost; a retry below this layer may have met its own first attempt and say "exists"; one store says "exists" although
 nothing landed. If our object is there, the create succeeded. If another writer's is there, it lost. If there is none,
 the same bytes are put again, because the first request may still land, and equal objects do not conflict. If the name
-can't be read, the outcome is unknown, and the caller hears nothing until it is known or `patience_s` is over.
+can't be read, the outcome is unknown, and the caller hears nothing until it is known or 20 s are over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from dataclasses import dataclass
 from typing import Final
 
 from skerry.net.retry import RetrySettings
@@ -29,51 +28,43 @@ from skerry_syncer.store.errors import (
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import TEMPORARY
 
+# How long to look into an unknown outcome before the caller is told: longer than a restart of the object store, shorter
+# than the timeout of a push that waits for it.
+_PATIENCE_S: Final = 20.0
 _PAUSES: Final = RetrySettings(attempt_count=None, first_wait_s=0.05, longest_wait_s=2.0)
 
 
-@dataclass(frozen=True)
-class Creator:
-    """Creates objects and reads them back."""
+async def create_or_read(objects: Objects, name: str, data: bytes, *, clock: Clock, entropy: Entropy) -> bytes:
+    """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
 
-    objects: Objects
-    clock: Clock
-    entropy: Entropy
-    # How long to look into an unknown outcome before the caller is told: longer than a restart of the object store,
-    # shorter than the timeout of a push that waits for it.
-    patience_s: float = 20.0
+    `data` must differ from every other writer's, unless equal bytes mean the same thing from every writer.
 
-    async def create_or_read(self, name: str, data: bytes) -> bytes:
-        """Returns the bytes that `name` has from now on, durable: `data`, or what another writer put there first.
-
-        `data` must differ from every other writer's, unless equal bytes mean the same thing from every writer.
-
-        Raises:
-            OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
-            StoreFullError: no space; `data` is absent as far as the store says, and may land later.
-        """
-        started = self.clock.monotonic_s()
-        attempt = 0
-        while True:
-            try:
-                await self.objects.create(name, data)
-                return data
-            except StoreError as error:
-                failure = error
-            try:
-                stored = await self.objects.get(name)
-                # The caller will act on the object, even if another writer made it, so it must be durable.
-                await self.objects.sync_parent(name)
-                return stored
-            except ObjectMissingError:
-                if isinstance(failure, StoreFullError):
-                    raise failure from None
-            except StoreError as error:
-                failure = error
-            if self.clock.monotonic_s() - started >= self.patience_s:
-                raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
-            attempt += 1
-            await self.clock.sleep(_PAUSES.wait_s(attempt, None, random.Random(self.entropy.hex_id())))
+    Raises:
+        OutcomeUnknownError: the store did not say in time; `data` may have landed, or may land later.
+        StoreFullError: no space; `data` is absent as far as the store says, and may land later.
+    """
+    started = clock.monotonic_s()
+    attempt = 0
+    while True:
+        try:
+            await objects.create(name, data)
+            return data
+        except StoreError as error:
+            failure = error
+        try:
+            stored = await objects.get(name)
+            # The caller will act on the object, even if another writer made it, so it must be durable.
+            await objects.sync_parent(name)
+            return stored
+        except ObjectMissingError:
+            if isinstance(failure, StoreFullError):
+                raise failure from None
+        except StoreError as error:
+            failure = error
+        if clock.monotonic_s() - started >= _PATIENCE_S:
+            raise OutcomeUnknownError(f"store does not say whether a write landed. name={name}") from failure
+        attempt += 1
+        await clock.sleep(_PAUSES.wait_s(attempt, None, random.Random(entropy.hex_id())))
 
 
 async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:

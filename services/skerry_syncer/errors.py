@@ -9,9 +9,9 @@ do those of frames that can't be decoded (`skerry.wire.errors`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
+from skerry.errors import SkerryError
 from skerry_syncer.store.log.state import Rejection
 
 # Pause before repeating a call that a draining replica refused: about the time that a restart takes.
@@ -22,22 +22,8 @@ RETRY_STORE_S: Final = 1.0
 RETRY_FULL_S: Final = 30.0
 
 
-class SyncerError(Exception):
+class SyncerError(SkerryError):
     """A refused call. Either nothing was done, or its effect is durable and the same call may be repeated."""
-
-    def __init__(
-        self,
-        reason: str,
-        message: str,
-        *,
-        retry_after_s: float | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        """Takes a reason of `skerry.v1.ErrorReason` without its prefix."""
-        super().__init__(message)
-        self.reason = reason
-        self.retry_after_s = retry_after_s
-        self.metadata = dict(metadata or {})
 
 
 class DrainingError(SyncerError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -42,7 +41,6 @@ from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch, memory_share_bytes
 
 _LOG: Final = get_logger(__name__)
-_VERSION: Final = importlib.metadata.version("skerry")
 # Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
 _STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)
@@ -100,18 +98,15 @@ class ServerSettings:
     host: HostSettings = field(default_factory=HostSettings)
 
 
+@dataclass(frozen=True)
 class SyncerServer:
     """A syncer that is listening; created by `serving`."""
 
-    def __init__(
-        self, server: grpc.aio.Server, host: RunHost, servicer: HealthServicer, port: int, metrics_url: str
-    ) -> None:
-        """Takes a started server."""
-        self.port = port
-        self.metrics_url = metrics_url  # empty: nowhere
-        self.host = host
-        self._server = server
-        self._health = servicer
+    port: int
+    metrics_url: str  # empty: nowhere
+    host: RunHost
+    _server: grpc.aio.Server
+    _health: HealthServicer
 
     async def drain(self, grace_s: float) -> None:
         """Shuts down without losing work; returns when the last call has ended, or after `grace_s`.
@@ -164,7 +159,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     servicer = HealthServicer(("", *_SERVICES))
     runs_pb2_grpc.add_RunsServicer_to_server(RunsServicer(host), server)
     exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
-    capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(CapabilitiesServicer(_VERSION), server)
+    capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(CapabilitiesServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if settings.has_reflection:
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -181,7 +176,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
             with exposing as metrics_url:
                 await server.start()
                 try:
-                    yield SyncerServer(server, host, servicer, port, metrics_url)
+                    yield SyncerServer(port, metrics_url, host, server, servicer)
                 finally:
                     await server.stop(None)
     finally:

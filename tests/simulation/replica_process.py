@@ -127,7 +127,7 @@ def replica_settings(*, collects: bool) -> HostSettings:
 
 
 def _methods(host: RunHost) -> dict[str, Method]:
-    runs, exchange, capabilities = RunsServicer(host), ExchangeServicer(host), CapabilitiesServicer("simulation")
+    runs, exchange, capabilities = RunsServicer(host), ExchangeServicer(host), CapabilitiesServicer()
     unary: list[Callable[[Any, Any], Any]] = [
         runs.CreateRun,
         runs.CommitRun,

@@ -122,10 +122,10 @@ def export(
     is_adapter = file_format == "peft"
     if is_adapter and base_paths:
         raise click.UsageError("an adapter has none of its base's tensors: leave out --base")
-    if file_format not in _FOLDERS and out_path.is_dir():
-        raise click.BadParameter(f"is a folder; name a file in it. path={out_path}", param_hint="--out")
     if file_format in _FOLDERS:
         out_path = _prepared(out_path, like, file_format)
+    elif out_path.is_dir():
+        raise click.BadParameter(f"is a folder; name a file in it. path={out_path}", param_hint="--out")
     context = click.get_current_context()
     store_place, target_place = map(context.get_parameter_source, ("store_url", "target"))
     if store_place is ParameterSource.COMMANDLINE or target_place is ParameterSource.DEFAULT:

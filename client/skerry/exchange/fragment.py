@@ -94,7 +94,7 @@ class FragmentExchange:
     def on_fate(self, fate: types_pb2.DeltaFate) -> None:
         """Takes note of a delta's fate, if it is the delta that is being sent or in flight."""
         session, state = self._session, self.state
-        if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.delta_id:
+        if not isinstance(state, Sending | InFlight) or fate.delta_id != state.delta.header.delta_id:
             return
         if fate.fate == types_pb2.FATE_UNSPECIFIED or (isinstance(state, InFlight) and not state.is_pending):
             return
@@ -309,7 +309,7 @@ class FragmentExchange:
             raise
         session.saw(response.position)
         if response.state != exchange_pb2.PUSH_STATE_ACCEPTED:
-            raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.delta_id}")
+            raise error_of("INCOMPLETE", f"push was not accepted. delta={state.delta.header.delta_id}")
         self.on_fate(response.fate)
 
     async def _ask_fate(self) -> exchange_pb2.QueryPushResponse:
@@ -321,7 +321,7 @@ class FragmentExchange:
             run_uid=session.run_uid,
             seen_position=session.position,
             fragment=self.layout.name,
-            delta_id=state.delta.delta_id,
+            delta_id=state.delta.header.delta_id,
         )
         response = await session.calls.ask(lambda stubs: stubs.exchange.QueryPush, request, unknown=TryAgainError)
         session.saw(response.position)

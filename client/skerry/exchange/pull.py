@@ -82,14 +82,13 @@ class _Download:
     def _place(self) -> tuple[int, int]:
         return (self._applier.object_index, self._applier.offset) if self._applier else (0, 0)
 
-    @property
-    def has_progressed(self) -> bool:
+    def _has_progressed(self) -> bool:
         """Whether the last attempt has applied anything."""
         return self._place != self._begun_at
 
     async def pulled(self) -> Pulled:
         """Returns the version; streams that break are followed by others."""
-        retry = replace(self._session.calls.retry, has_progressed=lambda: self.has_progressed)
+        retry = replace(self._session.calls.retry, has_progressed=self._has_progressed)
         try:
             return await retry.call(self._attempt)
         finally:
@@ -101,7 +100,7 @@ class _Download:
             await self._receive()
         except TryAgainError:
             if not self._is_complete:
-                if not self.has_progressed:  # calls that share a slow link may all be too slow
+                if not self._has_progressed():  # calls that share a slow link may all be too slow
                     self._lane_count = max(1, self._lane_count // 4)
                 raise
         if self._applier is None or not self._is_complete:

@@ -46,11 +46,6 @@ class Delta:
     last_step: int = 0  # of this process, when the weights were copied
 
     @property
-    def delta_id(self) -> str:
-        """Its id."""
-        return self.header.delta_id
-
-    @property
     def is_own(self) -> bool:
         """Whether this process has made it, and not one before it."""
         return bool(self.header.session_id)
@@ -172,7 +167,7 @@ async def push(
                     raise answer
             return first.result()
     except TimeoutError as error:
-        raise error_of("TIMEOUT", f"push made no progress. delta={delta.delta_id}") from error
+        raise error_of("TIMEOUT", f"push made no progress. delta={delta.header.delta_id}") from error
     finally:
         is_open = False
 

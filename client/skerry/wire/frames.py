@@ -232,7 +232,13 @@ def open_frame(
     Raises:
         FrameError, ValueError: as `decode_frame`, but for wrong scales and values.
     """
-    blocks = _blocks_in(frame, layout)
+    if frame.first + frame.numel > layout.numel:
+        msg = f"frame past the fragment's end. numel={layout.numel}, first={frame.first}, frame_numel={frame.numel}"
+        raise FrameError(WireReason.LAYOUT, msg)
+    try:
+        blocks = blocks_of(layout, frame.first, frame.numel, frame.block) if frame.block else None
+    except ValueError as error:
+        raise FrameError(WireReason.LAYOUT, str(error)) from error
     check_range_array("out", out)
     if len(out) != frame.numel or not out.flags.c_contiguous:
         raise ValueError(f"out must be contiguous and as long as the frame. expected={frame.numel}, actual={out.shape}")
@@ -242,18 +248,6 @@ def open_frame(
         msg = f"declared size is not what the layout implies. expected={expected}, declared={frame.raw_size}"
         raise FrameError(WireReason.BOMB, msg)
     return blocks, np.frombuffer(raw_bytes(frame), np.uint8)
-
-
-def _blocks_in(frame: Frame, layout: FragmentLayout) -> Blocks | None:
-    if frame.first + frame.numel > layout.numel:
-        msg = f"frame past the fragment's end. numel={layout.numel}, first={frame.first}, frame_numel={frame.numel}"
-        raise FrameError(WireReason.LAYOUT, msg)
-    if not frame.block:
-        return None
-    try:
-        return blocks_of(layout, frame.first, frame.numel, frame.block)
-    except ValueError as error:
-        raise FrameError(WireReason.LAYOUT, str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any, Final
 
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, types_pb2
@@ -13,14 +14,11 @@ from skerry_syncer.run.lifecycle import MAX_FRAGMENT_NUMEL
 from skerry_syncer.run.push import MAX_PART_BYTES, SUGGESTED_PART_BYTES
 
 API_VERSION: Final = "1.0"
+_SOFTWARE: Final = importlib.metadata.version("skerry")
 
 
 class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
     """Tells clients what this server supports."""
-
-    def __init__(self, server_version: str) -> None:
-        """Takes the version of the software, which is shown to people."""
-        self._server_version = server_version
 
     async def GetCapabilities(
         self, request: capabilities_pb2.GetCapabilitiesRequest, context: Any
@@ -28,7 +26,7 @@ class CapabilitiesServicer(capabilities_pb2_grpc.CapabilitiesServicer):
         """Returns codecs, compressors, limits and versions."""
         return capabilities_pb2.GetCapabilitiesResponse(
             api_version=API_VERSION,
-            server_version=self._server_version,
+            server_version=_SOFTWARE,
             codecs=[enum_to_message(types_pb2.Codec, codec) for codec in Codec],
             compressors=[enum_to_message(types_pb2.Compressor, compressor) for compressor in Compressor],
             max_message_size_bytes=MAX_MESSAGE_BYTES,

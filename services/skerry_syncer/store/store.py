@@ -70,8 +70,6 @@ class Store:
             DraftConflictError: the uid has other tensors or another plan.
             OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
         """
-        check_name(spec.name, "run")
-        check_id(spec.uid, "run uid")
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
         data = await self._created(name, await self._workers.run(spec.to_bytes))
         created = await self._workers.run(_parse_spec, name, data)

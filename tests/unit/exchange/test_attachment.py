@@ -132,7 +132,7 @@ async def test_a_fragment_waits_for_the_fate_of_a_delta_that_an_earlier_session_
     await world.live()
     state = world.fragment.state
     assert isinstance(state, InFlight)
-    assert (state.delta.delta_id, state.delta.is_own, state.is_pending) == ("d", False, True)
+    assert (state.delta.header.delta_id, state.delta.is_own, state.is_pending) == ("d", False, True)
 
 
 async def test_of_a_session_that_attaches_again_no_fragment_waits() -> None:

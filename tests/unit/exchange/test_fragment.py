@@ -83,7 +83,7 @@ class World:
         """Has the fragment hear of the fate of the delta in flight."""
         state = self.fragment.state
         assert isinstance(state, InFlight)
-        self.fragment.on_fate(types_pb2.DeltaFate(fragment="f", delta_id=state.delta.delta_id, fate=fate, **details))
+        self.fragment.on_fate(types_pb2.DeltaFate(fragment="f", delta_id=state.delta.header.delta_id, fate=fate, **details))
 
     @property
     def pushes(self) -> list[list[v1.PushDeltaRequest]]:

@@ -35,7 +35,7 @@ NEXT = IDLE.ledger.rebased(5, b"5", ANCHOR, ANCHOR, is_merged=True)
 def test_a_delta_that_is_sent_keeps_its_bytes_until_it_is_acknowledged() -> None:
     assert SENDING.delta.parts
     assert PENDING.delta.parts == ()
-    assert PENDING.delta.delta_id == "d"
+    assert PENDING.delta.header.delta_id == "d"
     assert PENDING.ledger == SENDING.ledger
 
 

@@ -139,18 +139,15 @@ def is_due(state: RunState) -> bool:
 
 def oldest_versions(state: RunState) -> dict[str, int]:
     """Returns the versions that a checkpoint names now: older ones are no base for a push any more."""
-    oldest = {}
+    oldest, policy = {}, state.policy
     for name, fragment in state.fragments.items():
-        count = max(LEAST_VERSIONS, state.policy.kept_version_count)
-        version = max(fragment.oldest, fragment.version - count)
-        while version > fragment.oldest and _is_base(state, fragment, version):
+        version = max(fragment.oldest, fragment.version - max(LEAST_VERSIONS, policy.kept_version_count))
+        while version > fragment.oldest and (
+            fragment.rounds_behind(version, policy.inner_step_count) <= policy.max_staleness  # it is a base
+        ):
             version -= 1
         oldest[name] = version
     return oldest
-
-
-def _is_base(state: RunState, fragment: FragmentState, version: int) -> bool:
-    return fragment.rounds_behind(version, state.policy.inner_step_count) <= state.policy.max_staleness
 
 
 def forget(state: RunState, item: CheckpointItem) -> None:

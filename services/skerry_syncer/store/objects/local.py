@@ -136,7 +136,7 @@ class LocalObjects:
     async def folders(self, prefix: str) -> list[str]:
         """Returns the folders directly below `prefix`."""
         with translated_errors("list", prefix):
-            return [*await self._readers.run(self._folders, prefix)]
+            return await self._readers.run(lambda: next((sorted(each) for _, each, _, _ in self._walk(prefix)), []))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Yields every object below `prefix`."""
@@ -204,11 +204,6 @@ class LocalObjects:
     def _open(self, name: str) -> _File:
         with self._opened_root() as root:
             return _File(Path(name), os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root))
-
-    def _folders(self, prefix: str) -> Sequence[str]:
-        for _, folders, _, _ in self._walk(prefix):
-            return sorted(folders)
-        return []
 
     def _files(self, prefix: str) -> Iterator[ObjectInfo]:
         for folder, _, names, descriptor in self._walk(prefix):

@@ -30,7 +30,8 @@ _HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
 _FILE_THREADS: Final = 8
 _READ_THREADS: Final = 4  # apart, since most of what is read is in memory
 # A request that takes longer is taken as lost. The log itself reads back and retries, so few retries are made here.
-_CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s"}
+# Plain HTTP is used only if the endpoint's own URL says http.
+_CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s", "allow_http": True}
 # The only words by which obstore leaves the proxies of the environment out.
 _WITHOUT_PROXY: Final[ClientConfig] = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "localhost,127.0.0.0/8,::1"}
 _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
@@ -144,10 +145,7 @@ def _make_durable(folder: Path) -> None:
 
 def _open_bucket(url: str) -> Objects:
     try:
-        # Plain HTTP is used only if the endpoint's own URL says http.
-        client: ClientConfig = {**_CLIENT, "allow_http": True}
-        if is_loopback(checked_endpoint()):
-            client = {**client, **_WITHOUT_PROXY}
+        client: ClientConfig = {**_CLIENT, **_WITHOUT_PROXY} if is_loopback(checked_endpoint()) else _CLIENT
         store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **found_credentials())  # type: ignore[arg-type]  # names are checked by obstore
     except (exceptions.BaseError, ValueError, TypeError) as error:
         cause = str(error).partition("\n")[0]

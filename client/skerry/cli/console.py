@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import click
 import msgspec
@@ -15,15 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-R = TypeVar("R")
-
 # The width of tables in a pipe or a file; every table here fits.
 _PIPE_WIDTH: Final = 160
-
-
-def as_json(function: Callable[..., R]) -> Callable[..., R]:
-    """Gives a command the flag `--json`."""
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")(function)
+# Gives a command the flag `--json`.
+as_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 def json_line(values: object) -> str:

@@ -65,11 +65,6 @@ STORE: Final = Parsed("url", _store_url)
 UID: Final = Parsed("uid", partial(check_id, kind="uid"))
 
 
-def run_options(function: Function) -> Function:
-    """Gives a command the options that say which run of which store."""
-    return store_and_run_options(is_run_required=True)(function)
-
-
 def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Function]:
     """Returns what gives a command these options; without `is_run_required` it may be about all runs."""
     options = (
@@ -89,6 +84,10 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
         ),
     )
     return lambda function: reduce(lambda command, option: option(command), options, function)
+
+
+# Gives a command the options that say which run of which store.
+run_options: Final = store_and_run_options(is_run_required=True)
 
 
 @asynccontextmanager

@@ -159,7 +159,7 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     """The client takes durable parts for an accepted delta, and so hears that of a push that is not complete."""
     ask = SimTransport.ask
 
-    async def believing(self: SimTransport, method: object, request: Any, **rules: Any) -> Any:
+    async def believing(self: SimTransport, method: Any, request: Any, **rules: Any) -> Any:
         response = await ask(self, method, request, **rules)
         if isinstance(response, exchange_pb2.QueryPushResponse) and response.parts:
             response.state = exchange_pb2.PUSH_STATE_ACCEPTED

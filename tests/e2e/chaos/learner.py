@@ -74,7 +74,9 @@ class RecordingTransport(GrpcTransport):
     async def ask(self, method: Method[A], request: object, **rules: Any) -> A:
         """Makes a unary call."""
         answer = await super().ask(method, request, **rules)
-        return self._heard(answer) if isinstance(answer, exchange_pb2.QueryPushResponse) else answer
+        if isinstance(answer, exchange_pb2.QueryPushResponse):
+            self._heard(answer)
+        return answer
 
     def _heard(self, response: R) -> R:
         for fate in fates_in_answer(response):

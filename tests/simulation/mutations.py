@@ -27,6 +27,7 @@ from skerry_syncer.errors import fenced
 from skerry_syncer.rounds.engine import Decisions, RoundEngine
 from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
+from skerry_syncer.store import store
 from skerry_syncer.store.errors import StoreError
 from skerry_syncer.store.log import fold, run_log
 from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Fate, Item, SessionItem
@@ -151,7 +152,8 @@ def _takes_an_error_for_failure(patch: pytest.MonkeyPatch) -> None:
                 return data
         return data
 
-    patch.setattr(run_log, "create_or_read", create_or_read)
+    for module in (store, run_log):
+        patch.setattr(module, "create_or_read", create_or_read)
 
 
 @_defect("proxies", 2, "every acknowledged delta")

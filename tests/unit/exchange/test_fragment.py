@@ -83,7 +83,8 @@ class World:
         """Has the fragment hear of the fate of the delta in flight."""
         state = self.fragment.state
         assert isinstance(state, InFlight)
-        self.fragment.on_fate(types_pb2.DeltaFate(fragment="f", delta_id=state.delta.header.delta_id, fate=fate, **details))
+        delta_id = state.delta.header.delta_id
+        self.fragment.on_fate(types_pb2.DeltaFate(fragment="f", delta_id=delta_id, fate=fate, **details))
 
     @property
     def pushes(self) -> list[list[v1.PushDeltaRequest]]:

@@ -201,27 +201,6 @@ def test_a_resumed_trainer_attaches_after_its_checkpoint(target: str, tmp_path: 
     assert_merged(target, "pl", dict(module.named_parameters()))
 
 
-def test_a_trainer_that_was_killed_resumes_with_the_runs_weights(target: str, tmp_path: Path) -> None:
-    def look(trainer: Any, module: Any, *_: Any) -> None:
-        assert skerry.learner is not None
-        seen.append((skerry.learner.stats.step_count, skerry.learner.stats.unsent_step_count))
-        weights.append([weight.detach().clone() for weight in module.parameters()])
-        if trainer.global_step == 2 and len(seen) == 3:
-            trainer.save_checkpoint(tmp_path / "last.ckpt")
-        if len(seen) > 3:
-            skerry.learner.close()  # as a kill: nothing is sent
-            raise OSError("the machine is gone")
-
-    seen: list[tuple[int, int]] = []
-    weights: list[list[torch.Tensor]] = []
-    for path in (None, tmp_path / "last.ckpt"):
-        skerry = _callback(target, policy=Policy(inner_step_count=1000))
-        with pytest.raises(OSError, match="the machine"):
-            _fit(Rotation(), skerry, LambdaCallback(on_train_batch_start=look), path=path)
-    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (2, 0)]
-    assert all(map(torch.equal, weights[4], weights[0]))  # the run has no version but the first
-
-
 class _Manual(Rotation):
     """Trains each of two layers by an optimizer of its own."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,11 +127,10 @@ def _train(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: Rank, 
         loss_of(model, step)  # leaves gathered weights in the place of the shards
 
 
-def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | None = None) -> dict[str, Any]:
+def train_until_version(rank: Rank, layout: Layout, version: int) -> dict[str, Any]:
     """Trains in bfloat16, with a frozen bias, until every fragment has a version.
 
-    Rank `dying` is killed in its 21st step. Returns the weights at the start and the end, and the digests of all
-    weights after every step that changed some.
+    Returns the weights at the start and the end, and the digests of all weights after every step that changed some.
     """
     model: Any = network()
     model[1].bias.requires_grad_(False)
@@ -143,8 +140,6 @@ def train_until_version(rank: Rank, layout: Layout, version: int, dying: int | N
     with learner_of(model, rank) as learner:
         began = weights_of(model)
         while min(learner.stats.versions.values()) < version:
-            if (rank.number, step_count) == (dying, 20):
-                os.kill(os.getpid(), signal.SIGKILL)
             _train(model, optimizer, step_count, rank, layout)
             step_count += 1
             if changed := learner.step(tokens=10):

@@ -12,7 +12,7 @@ from skerry import RunsClient
 from tests.integration.ranks import fsdp_programs
 from tests.integration.ranks.ddp_programs import EXACT
 from tests.integration.ranks.fsdp_programs import ALONE, TENSOR_PARALLEL, Layout
-from tests.integration.ranks.ranks import network, run, start, values
+from tests.integration.ranks.ranks import run, start, values
 from tests.support.syncer_thread import syncer
 
 
@@ -64,18 +64,6 @@ def test_all_ranks_have_the_same_weights_after_every_adoption(target: str, tmp_p
     assert any((weights.view(np.uint32) & 0xFFFF).any() for weights in ended.values())
     with RunsClient(target) as client:
         assert {one.name for one in client.get_run("theirs").run.tensors} == ended.keys() - {"1.bias"}
-
-
-def test_an_island_that_lost_a_rank_goes_on_with_another_number_of_shards(target: str, tmp_path: Path) -> None:
-    program = fsdp_programs.train_until_version
-    survivor, killed = run(tmp_path / "first", program, 2, target, Layout((2,)), 1_000_000, 1)
-    assert killed.exit_code == -9
-    assert survivor.message
-    ranks = values(run(tmp_path / "second", program, 3, target, Layout((3,)), 12))
-    new = {name: one.detach().numpy() for name, one in network().named_parameters()}
-    assert not np.array_equal(ranks[0]["began"]["1.weight"], new["1.weight"])
-    assert all(rank["adopted"] == ranks[0]["adopted"] for rank in ranks)
-    assert ranks[0]["failure"] is None
 
 
 @pytest.mark.parametrize("layout", [Layout((2,)), TENSOR_PARALLEL], ids=str)

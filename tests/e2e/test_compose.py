@@ -38,12 +38,6 @@ def test_three_regions_train_one_model(services: Composition) -> None:
     wait_until(lambda: services.participants() == everybody, what="deltas of all three merged", timeout_s=120)
 
 
-def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not(services: Composition) -> None:
-    assert services.health("syncer-1") == "healthy"
-    with pytest.raises(CommandError, match="no answer"):
-        services.execute("syncer-1", "env", "SKERRY_LISTEN=0.0.0.0:1", "python3", "/opt/skerry/healthcheck.py")
-
-
 def test_nobody_is_served_without_a_certificate_of_the_authority(services: Composition) -> None:
     assert services.state("keys")["ExitCode"] == 0
     without = ("--unset=SKERRY_TLS_CERT", "--unset=SKERRY_TLS_KEY")

@@ -16,7 +16,8 @@ class HookedObjects(ProxyObjects):
     """Awaits hooks, which may take long or fail, around operations on objects whose names have a text in them."""
 
     def __init__(self, inner: DictObjects | None = None) -> None:
-        inner = inner or DictObjects()
+        inner = inner or DictObjects(unix=lambda: self.now_s)
+        self.now_s = 0.0  # by the store's own clock, if it has no other
         super().__init__(inner)
         self.objects = inner.objects
         self.hooks: dict[tuple[str, str], Hook] = {}  # by moment, such as "before write", and text

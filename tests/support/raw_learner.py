@@ -198,18 +198,6 @@ async def create_run(
     return await commit(stubs, draft), weights
 
 
-def part_messages(
-    values: Float32s, fragment: FragmentLayout, encoding: Encoding, first: int, numel: int, *, cut: int = 700
-) -> tuple[list[exchange.PushDeltaRequest], bytes]:
-    """Returns the messages of one part, with `cut` bytes of data each, and the part's digest."""
-    digest = blake3()
-    data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
-    messages = [exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel))]
-    messages += [exchange.PushDeltaRequest(data=data[start : start + cut]) for start in range(0, len(data), cut)]
-    messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest.digest())))
-    return messages, digest.digest()
-
-
 def push_messages(
     header: exchange.PushHeader,
     values: Float32s,
@@ -217,14 +205,17 @@ def push_messages(
     *,
     parts: tuple[tuple[int, int], ...] = (),
 ) -> list[exchange.PushDeltaRequest]:
-    """Returns all messages of a push."""
+    """Returns all messages of a push, with 700 bytes of data each."""
     fragment = layout(header.fragment)
     messages = [exchange.PushDeltaRequest(header=header)]
     digests = []
     for first, numel in parts or ((0, fragment.numel),):
-        of_part, digest = part_messages(values, fragment, encoding, first, numel)
-        messages += of_part
-        digests.append((first, numel, digest))
+        digest = blake3()
+        data = b"".join(encode_frames(values[first : first + numel], fragment, encoding, first=first, digest=digest))
+        messages.append(exchange.PushDeltaRequest(part=exchange.PartBegin(first=first, numel=numel)))
+        messages += [exchange.PushDeltaRequest(data=data[start : start + 700]) for start in range(0, len(data), 700)]
+        messages.append(exchange.PushDeltaRequest(part_end=exchange.PartEnd(digest=digest.digest())))
+        digests.append((first, numel, digest.digest()))
     messages.append(exchange.PushDeltaRequest(complete=exchange.PushComplete(digest=delta_digest(digests))))
     return messages
 

@@ -19,8 +19,8 @@ from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
 from tests.support.audit import check_fates, final_state
-from tests.support.dict_objects import DictObjects
 from tests.support.heard_logs import heard_logs
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import (
     Stubs,
     attached,
@@ -116,17 +116,13 @@ async def test_a_replica_that_can_not_rebuild_a_version_keeps_its_streams_and_tr
         assert committed.version.version == 2
 
 
-class LossyObjects(DictObjects):
-    """A store that loses the parts of some deltas after it stored them."""
+def lose(objects: HookedObjects, delta: str) -> None:
+    """Has a store lose the parts of a delta after it stored them, until its hooks are cleared."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost: set[str] = set()
+    async def miss() -> None:
+        raise ObjectMissingError(f"object is lost. delta={delta}")
 
-    def _data(self, name: str) -> bytes:
-        if any(delta in name for delta in self.lost):
-            raise ObjectMissingError(f"object is lost. name={name}")
-        return super()._data(name)
+    objects.hooks["before stream", delta] = objects.hooks["before get", delta] = miss
 
 
 CLOSE = runs.CloseRunRequest(name="demo")
@@ -135,13 +131,13 @@ CLOSE = runs.CloseRunRequest(name="demo")
 @pytest.mark.parametrize("is_together", [False, True])
 async def test_an_unreadable_delta_is_quarantined_and_the_others_are_merged(is_together: bool) -> None:
     """Alone in its round it makes the round void, and the next one goes on."""
-    objects, policy = LossyObjects(), quick(quarantine_ratio=0.0, quorum_count=2 if is_together else 1)
+    objects, policy = HookedObjects(), quick(quarantine_ratio=0.0, quorum_count=2 if is_together else 1)
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs, policy=policy)
         eu, us = await attached(stubs, run, "eu"), await attached(stubs, run, "us")
         base = await pull(stubs, run, "body")
         lost, sound = eu.header(base, "body"), us.header(base, "body")
-        objects.lost.add(lost.delta_id)
+        lose(objects, lost.delta_id)
         await eu.push(lost, delta_values(1))
         if not is_together:
             (fate,) = (await eu.event("fates_decided")).fates_decided.fates
@@ -152,20 +148,20 @@ async def test_an_unreadable_delta_is_quarantined_and_the_others_are_merged(is_t
         assert [delta.delta_id for delta in committed.merged] == [sound.delta_id]
         assert committed.version.version == 1
         await stubs.runs.CloseRun(CLOSE)
-    objects.lost.clear()
+    objects.hooks.clear()
     state = await final_state(objects, run.name, run.uid)
     fates = check_fates(state, {lost.delta_id, sound.delta_id})
     assert (fates[Fate.QUARANTINED], fates[Fate.MERGED]) == (1, 1 + len(run.fragments))
 
 
 async def test_a_cold_replica_goes_on_without_a_delta_of_the_past_by_a_roll_back() -> None:
-    objects = LossyObjects()
+    objects = HookedObjects()
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         run, _ = await create_run(stubs, policy=quick(quarantine_ratio=0.0))
         learner = await attached(stubs, run)
         await learner.advance()
         lost = learner.pushed[0].delta_id
-    objects.lost.add(lost)
+    lose(objects, lost)
     async with serving(objects, LOCAL) as server, connected(server.port) as stubs:
         learner = await attached(stubs, run, "us")
         base = await pull(stubs, run, "body")
@@ -183,7 +179,7 @@ async def test_a_cold_replica_goes_on_without_a_delta_of_the_past_by_a_roll_back
         assert [delta.delta_id for delta in committed.merged] == [learner.pushed[-1].delta_id]
         assert committed.version.version == 3
         await stubs.runs.CloseRun(CLOSE)
-    objects.lost.clear()
+    objects.hooks.clear()
     state = await final_state(objects, run.name, run.uid)
     fates = check_fates(state, {lost, *(header.delta_id for header in learner.pushed)})
     assert fates[Fate.EXPIRED] == 1, "what waited for the lost state expired by name"

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import grpc
-import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from skerry.v1 import exchange_pb2 as exchange
@@ -29,16 +28,6 @@ from tests.support.raw_learner import (
     quick,
     refused,
 )
-
-
-@pytest.fixture
-async def run(stubs: Stubs) -> types.Run:
-    return (await create_run(stubs))[0]
-
-
-@pytest.fixture
-async def learner(stubs: Stubs, run: types.Run) -> RawLearner:
-    return await attached(stubs, run)
 
 
 async def test_a_round_is_told_of_at_the_first_message_of_a_push(

@@ -22,10 +22,10 @@ from skerry_learner.exposition import LearnerMetrics
 from skerry_syncer.run.metrics import _GAUGES, MeasuredObjects, SyncerMetrics
 from skerry_syncer.server import serving
 from skerry_syncer.store.errors import ObjectExistsError, ObjectMissingError, StoreFullError
-from skerry_syncer.store.objects.interface import Chunks, Objects
+from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.dict_objects import DictObjects
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import (
     LONG,
     attached,
@@ -112,16 +112,15 @@ async def test_a_scrape_of_a_server_tells_what_its_runs_do_and_nothing_of_drafts
     assert samples['skerry_store_call_duration_seconds_count{operation="create"}'] >= 3
 
 
-class FullObjects(DictObjects):
-    """A store that takes no blobs."""
-
-    async def write(self, name: str, chunks: Chunks) -> None:
-        raise StoreFullError(f"store is full. name={name}")
-
-
 async def test_a_failing_store_is_counted_and_its_answers_are_not() -> None:
     metrics = SyncerMetrics(SystemClock())
-    objects: Objects = MeasuredObjects(FullObjects(), metrics)
+    full = HookedObjects()
+
+    async def fail() -> None:
+        raise StoreFullError("store is full")
+
+    full.hooks["before write", ""] = fail
+    objects: Objects = MeasuredObjects(full, metrics)
     await objects.create("a", b"1")
     with pytest.raises(ObjectExistsError):
         await objects.create("a", b"2")

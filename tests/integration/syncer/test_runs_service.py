@@ -35,16 +35,6 @@ NOT_FOUND = grpc.StatusCode.NOT_FOUND
 EXISTS = grpc.StatusCode.ALREADY_EXISTS
 
 
-@pytest.fixture
-async def run(stubs: Stubs) -> types.Run:
-    return (await create_run(stubs))[0]
-
-
-@pytest.fixture
-async def learner(stubs: Stubs, run: types.Run) -> RawLearner:
-    return await attached(stubs, run)
-
-
 def _create() -> runs.CreateRunRequest:
     tensors, fragments = plan_messages()
     return runs.CreateRunRequest(request_id="1" * 32, name="demo", tensors=tensors, fragments=fragments)

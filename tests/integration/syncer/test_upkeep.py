@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import numpy as np
@@ -16,7 +17,7 @@ from skerry_syncer.server import serving
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.objects.opening import open_objects
 from tests.integration.syncer.conftest import LOCAL
-from tests.support.dict_objects import DictObjects
+from tests.support.hooked_objects import HookedObjects
 from tests.support.raw_learner import (
     FLOAT32,
     RawLearner,
@@ -67,17 +68,13 @@ async def test_what_is_not_kept_goes_by_itself_and_a_pin_stays(store_url: str) -
         assert await _pin(stubs, -position) == []
 
 
-class DatedObjects(DictObjects):
+class DatedObjects(HookedObjects):
     """A store whose clock a test sets, and begins in 1970. It counts how often it was asked for the time."""
 
     def __init__(self) -> None:
-        super().__init__(unix=lambda: self.now_s)
-        self.now_s = 0.0
-        self.look_count = 0
-
-    async def create(self, name: str, data: bytes) -> None:
-        self.look_count += "clock-" in name
-        await super().create(name, data)
+        super().__init__()
+        self.look = ("before create", "clock-")
+        self.hooks[self.look] = partial(asyncio.sleep, 0)
 
     async def until(self, *, is_there: bool, words: list[str]) -> None:
         """Returns once each word is in an object's name, or none is."""
@@ -87,9 +84,9 @@ class DatedObjects(DictObjects):
 
     async def looked_at(self) -> None:
         """Returns once the syncer has looked for old objects."""
-        before = self.look_count
+        before = self.calls[self.look]
         async with asyncio.timeout(20):
-            while self.look_count < before + 2:
+            while self.calls[self.look] < before + 2:
                 await asyncio.sleep(0.01)
 
 

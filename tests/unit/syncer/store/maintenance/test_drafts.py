@@ -9,7 +9,6 @@ from skerry_syncer.store.errors import StoreUnavailableError
 from skerry_syncer.store.log.entries import RunSpec
 from skerry_syncer.store.maintenance.drafts import NamelessRun, delete_nameless, nameless_runs
 from skerry_syncer.store.store import Store
-from tests.support.dict_objects import DictObjects
 from tests.support.hooked_objects import HookedObjects
 from tests.support.log_bench import LAYOUT, store_on
 
@@ -21,8 +20,7 @@ class DraftedObjects(HookedObjects):
     """Objects by a clock that a test sets, and the store on them."""
 
     def __init__(self) -> None:
-        super().__init__(DictObjects(unix=lambda: self.now_s))
-        self.now_s = 0.0
+        super().__init__()
         self.store = store_on(self)
 
     def lost(self) -> dict[str, tuple[bytes, float]]:

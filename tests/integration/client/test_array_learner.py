@@ -30,31 +30,6 @@ def _attached(target: str, learner_id: str | None = "us", *, problem: Quadratic 
     return ArrayLearner(arrays, target=target, run="fit", learner_id=learner_id, create=True, policy=QUICK)
 
 
-def test_two_learners_train_one_model_together(target: str) -> None:
-    problems = Quadratic(seed=1), Quadratic(seed=2)
-    first = _attached(target, "a", problem=problems[0])
-    second = _attached(target, "b", problem=problems[1])
-    with first, second:
-        learners = ((problems[0], first), (problems[1], second))
-        train_until(learners, lambda: all(min(learner.stats.versions.values()) >= 5 for learner in (first, second)))
-        assert first.stats.is_attached
-        assert first.flush(30)
-        assert second.flush(30)
-    with RunsClient(target) as client:
-        run = client.close_run("fit")
-        merged = {
-            fate.learner_id
-            for fragment in run.fragments
-            for record in client.list_versions("fit", fragment.name)
-            for fate in record.merged
-        }
-    assert merged == {"a", "b"}
-    for learner in (first, second):
-        assert learner.failure is None
-        assert 0 < learner.stats.deltas_merged <= learner.stats.deltas_acknowledged
-    assert problems[0].loss < 0.5 * Quadratic().loss
-
-
 SENSELESS: dict[str, list[Any]] = {
     "target": ["", " ", "127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:1", "a b:1"],
     "run": ["", " ", "py thon", "us/x", "..", "x" * 65],

@@ -15,8 +15,6 @@ import pytest
 from skerry.cli import failures, main, settings
 from skerry.cli.main import cli
 
-COMMANDS = ["export", "gc", "keys", "learn", "log", "rollback", "runs", "serve", "verify", "watch"]
-
 
 def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Yields every command below one with its words."""
@@ -33,10 +31,6 @@ def every_command() -> Iterator[tuple[tuple[str, ...], click.Command]]:
 
 
 EVERY_COMMAND = [pytest.param(words, command, id=" ".join(words)) for words, command in every_command()]
-
-
-def test_the_commands_are_those_that_are_promised() -> None:
-    assert cli.list_commands(click.Context(cli)) == COMMANDS
 
 
 @pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)

@@ -275,18 +275,6 @@ def test_batches_are_whole_frames_however_the_bytes_are_cut(piece_bytes: int, ba
     assert all(batch.numel < batch_numel + max(FRAME_NUMELS) for batch in batches)
 
 
-def test_only_a_frame_that_comes_in_several_pieces_is_copied() -> None:
-    reader = FrameReader(0, MANY.numel, batch_numel=MANY.numel)
-    middle = sum(map(len, FRAMES[:5])) + HEADER_SIZE + 1
-    pieces = WHOLE[:middle], WHOLE[middle:]
-    before, torn, after = [batch for piece in pieces for batch in reader.feed(piece)]
-    reader.finish()
-    for piece, batch in zip(pieces, (before, after), strict=True):
-        assert isinstance(batch.data, memoryview)
-        assert batch.data.obj is piece
-    assert torn.data in FRAMES
-
-
 def test_what_does_not_follow_or_ends_early_is_refused() -> None:
     assert reader_reason(b"") is WireReason.TRUNCATED
     assert reader_reason(WHOLE[:-1]) is WireReason.TRUNCATED

@@ -38,14 +38,6 @@ def test_a_delay_is_the_steps_until_adoption_and_costs_no_delta() -> None:
     assert late.figures["merged"] == quick.figures["merged"]
 
 
-def test_a_learner_whose_deltas_come_late_does_not_shorten_the_rounds() -> None:
-    """Its delta opens a round that the others answer early; from then on all three come together."""
-    late = (Island(extra_delay=5.0), Island(), Island())
-    figures = train_islands(islands(3, 15 * 8, RATE, policy=H8, islands=late, judged_on=()), 0).figures
-    assert figures["steps_a_delta"] > 7
-    assert figures["run_steps"] > 0.9 * 15 * 8
-
-
 def test_steps_that_died_with_their_process_are_taken_again_until_as_many_are_merged() -> None:
     arm = islands(2, 80, RATE, policy=H8, islands=(Island(deaths=2),) * 2, judged_on=())
     outcome = train_islands(arm, 0)

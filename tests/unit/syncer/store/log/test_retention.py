@@ -295,6 +295,12 @@ def test_a_writer_asks_to_forget_only_what_is_no_base_any_more(history: History)
     assert oldest_versions(history.state)[BODY] == VERSIONS - LEAST_VERSIONS
 
 
+def test_no_delta_is_looked_at_while_all_versions_are_kept(history: History) -> None:
+    history.admit(PolicyItem("p", Policy(kept_version_count=VERSIONS + 1)))
+    del history.state.deltas
+    assert not is_due(history.state)
+
+
 def test_the_state_goes_into_bytes_and_back() -> None:
     made = History.opened()
     made.admit(accepted("a"))

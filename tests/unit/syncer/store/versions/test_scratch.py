@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +66,33 @@ def test_no_space_is_said_at_once_instead_of_killing_the_process_later(tmp_path:
     free_bytes = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     with pytest.raises(StoreFullError, match="no space"):
         Scratch(tmp_path).zeros(1, free_bytes // 4 + 2**30)
+
+
+@dataclass(eq=False)
+class Cache:
+    """A cache that notes when it is let go."""
+
+    name: str
+    gone: list[str]
+
+    def let_go(self) -> None:
+        self.gone.append(self.name)
+
+
+def test_where_the_disk_is_full_the_caches_used_longest_ago_go_and_no_more_than_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, gone, allocate = [errno.ENOSPC, errno.EDQUOT], list[str](), os.posix_fallocate
+
+    def fail_twice(*place: int) -> None:
+        if failures:
+            raise OSError(failures.pop(), "no space")
+        allocate(*place)
+
+    scratch, caches = Scratch(tmp_path), [Cache(name, gone) for name in ("first", "second", "third", "fourth")]
+    for cache in caches:
+        scratch.may_drop(cache)
+    del caches[1], cache
+    monkeypatch.setattr(os, "posix_fallocate", fail_twice)
+    assert len(scratch.zeros(1, NUMEL)[0]) == NUMEL
+    assert gone == ["first", "third"]

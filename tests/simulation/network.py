@@ -165,6 +165,13 @@ class _Pipe:
                 news.set_result(None)
 
 
+class _Dropping(_Pipe):
+    """The direction in which answers are read and dropped."""
+
+    def send(self, item: Any) -> None:
+        """Drops it."""
+
+
 @dataclass(eq=False)
 class Call:
     """One call from a learner to a replica."""
@@ -404,9 +411,9 @@ class Network:
             call.break_off()
 
     def _repeat(self, original: Call) -> None:
-        """Repeats a call that is over, as a proxy might: nobody receives the answers."""
+        """Repeats a call that is over, as a proxy might, which drops the answers."""
         replica = self._random.randrange(len(self.endpoints))
-        again = Call(self, original.link, replica, original.method, _Pipe(self, Link()), _Pipe(self, Link()))
+        again = Call(self, original.link, replica, original.method, _Pipe(self, Link()), _Dropping(self, Link()))
         self.later(lambda: self._connect(again))
         for message in original.recorded or ():
             again.up.send(_copied(message))

@@ -266,11 +266,18 @@ class ArrayLearner:
         """Sends the last work within 10 s, also when the process was told to end, and leaves the run.
 
         Work that a failed step may have damaged is not sent.
+
+        Raises:
+            SystemExit: the loop failed after it was told to end.
         """
         if self._process.is_forked:
             return
         if self._backend.may_send_after(kind, is_told=self._leave_status is not None):
             self.leave()
+            # What told this process to end may have taken the loader's workers, and so have ended the loop.
+            if isinstance(error, Exception) and self._leave_status is not None:
+                _log.warning("the loop failed after it was told to leave", cause=f"{type(error).__name__}: {error}")
+                raise SystemExit(self._leave_status) from error
         else:
             self._backend.close(error)
             self.close()

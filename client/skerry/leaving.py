@@ -26,9 +26,10 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
                 ...
 
     The step that is under way is finished: its `learner.step` raises SystemExit, and leaving the context sends the last
-    work, for which it takes 10 s at most. The exit status is 128 and the signal's number, as a shell has it. A second
-    signal does what it did before, and so does a first one after the learner has left. Where a notice comes in another
-    way, call `learner.leave_soon()`. Processes that this one forks handle the signals as if no learner did.
+    work, for which it takes 10 s at most. The exit status is 128 and the signal's number, as a shell has it, also where
+    the signal has ended a data loader's workers and so the loop. A second signal does what it did before, and so does a
+    first one after the learner has left. Where a notice comes in another way, call `learner.leave_soon()`. Processes
+    that this one forks handle the signals as if no learner did.
 
     Raises:
         ValueError: this is not the main thread, which alone may handle signals.

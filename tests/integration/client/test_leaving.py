@@ -46,6 +46,15 @@ def test_a_second_signal_does_what_it_did_before(target: str, heard: list[int]) 
     assert learner.stats.unsent_step_count == 0
 
 
+def test_a_loop_that_fails_once_it_was_told_to_leave_exits_as_it_was_told(target: str) -> None:
+    learner = trained(target)
+    with pytest.raises(SystemExit) as left, learner:
+        learner.leave_soon(143)
+        raise RuntimeError("DataLoader worker exited unexpectedly")
+    assert (left.value.code, learner.stats.unsent_step_count) == (143, 0)
+    assert isinstance(left.value.__cause__, RuntimeError)
+
+
 def test_of_two_learners_the_signal_is_that_of_the_one_that_is_there(target: str, heard: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     learners = [trained(target, learner_id, step_count=0) for learner_id in ("us", "eu")]

@@ -48,8 +48,8 @@ def test_a_second_signal_does_what_it_did_before(target: str, heard: list[int]) 
 
 def test_a_loop_that_fails_once_it_was_told_to_leave_exits_as_it_was_told(target: str) -> None:
     learner = trained(target)
+    learner.leave_soon(143)
     with pytest.raises(SystemExit) as left, learner:
-        learner.leave_soon(143)
         raise RuntimeError("DataLoader worker exited unexpectedly")
     assert (left.value.code, learner.stats.unsent_step_count) == (143, 0)
     assert isinstance(left.value.__cause__, RuntimeError)

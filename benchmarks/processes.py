@@ -108,7 +108,7 @@ class Served(Process):
         self.store = folder / "store"
         store_options = ["--new-store", "--store", self.store.as_uri(), "--scratch", str(folder / "scratch")]
         listen_options = ["--listen", listen, "--metrics", "127.0.0.1:0", "--log-level", "warning"]
-        command = this_python("skerry.cli.main", "serve", *listen_options, *store_options, *options)
+        command = this_python("skerry.cli", "serve", *listen_options, *store_options, *options)
         super().__init__(command, folder / "serve.log", node=node)
         self.target = self.read_line(_START_S).split()[2].rstrip(b",").decode()
         self._metrics_url = self.read_line(_START_S).split()[2].decode()

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from benchmarks.quality.task import BATCH_SIZE, PYTHON
+from benchmarks.quality.task import BYTES, PYTHON
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,11 @@ class DataParallel:
     step_count: int
     peak_rate: float
     optimizer: str = "adamw"
-    batch_size: int = BATCH_SIZE
+    batch_size: int = 8
     shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as learners
     data: str = PYTHON
     rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
+    task: str = BYTES
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Synchronous:
     merge: str = "mean"
     ramp: float = 0.0  # k of momentum_n = min(momentum, n / (n + k)) in round n
     settling: float = 0.0  # the last share of the run, over which momentum falls to 0
+    data: str = PYTHON
+    task: str = BYTES
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Island:
 
     speed: float = 1.0  # steps a time unit
     jitter: float = 0.0  # each step's time varies by up to this share, either way
-    batch_size: int = BATCH_SIZE
+    batch_size: int = 8
     data: str = PYTHON
     start_within: float = 0.0  # time units from 0 in which it begins, at a time that the seed draws
     extra_delay: float = 0.0  # time units that each of its deltas is on its way longer than the others'
@@ -67,6 +70,7 @@ class Islands:
     judged_on: tuple[str, ...] = (PYTHON,)
     shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as islands
     rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
+    task: str = BYTES
 
     @property
     def policy_values(self) -> dict[str, Any]:

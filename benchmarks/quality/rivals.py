@@ -10,11 +10,12 @@ from benchmarks.quality.arms import DataParallel, Outcome, Synchronous
 
 def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     """Trains one model on all learners' batches at once."""
-    inner = task.Inner(arm.peak_rate, arm.step_count, arm.optimizer, arm.rank)
+    inner = task.Inner(arm.peak_rate, arm.step_count, arm.optimizer, arm.rank, arm.task)
     training = task.InnerTraining(inner, seed=seed)
     parts, batch_size = arm.shard_count or arm.learner_count, arm.batch_size
     samplers = [
-        task.sampler(n, parts, seed=seed, data=arm.data, batch_size=batch_size) for n in range(1, arm.learner_count + 1)
+        task.sampler(n, parts, seed=seed, task=arm.task, data=arm.data, batch_size=batch_size)
+        for n in range(1, arm.learner_count + 1)
     ]
     for step in range(arm.step_count):
         training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)
@@ -26,10 +27,10 @@ def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
 
     Source: DiLoCo (arXiv 2311.08105), algorithm 1; outer SGD with Nesterov momentum as torch has it.
     """
-    inner = task.Inner(arm.peak_rate, arm.step_count)
+    inner = task.Inner(arm.peak_rate, arm.step_count, task=arm.task)
     count = arm.learner_count
     replicas = [task.InnerTraining(inner, seed=seed) for _ in range(count)]
-    samplers = [task.sampler(shard, count, seed=seed) for shard in range(1, count + 1)]
+    samplers = [task.sampler(n, count, seed=seed, task=arm.task, data=arm.data) for n in range(1, count + 1)]
     anchor = [parameter.detach().clone() for parameter in replicas[0].model.parameters()]
     for parameter in anchor:
         parameter.grad = torch.zeros_like(parameter)
@@ -42,7 +43,7 @@ def train_synchronous(arm: Synchronous, seed: int) -> Outcome:
             number += 1
             outer.param_groups[0]["momentum"] = _momentum(arm, number)
             _synchronise(anchor, replicas, outer, arm.merge)
-    return Outcome({task.PYTHON: replicas[0].judge()}, (arm.step_count,) * count)
+    return Outcome({arm.data: replicas[0].judge(arm.data)}, (arm.step_count,) * count)
 
 
 def _momentum(arm: Synchronous, number: int) -> float:

@@ -25,6 +25,12 @@ class Estimate:
     half_width: float | None  # of the 95 % interval; None of one seed
     samples: tuple[float, ...]
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The least and the most that the mean may be; the mean itself of one seed."""
+        half_width = self.half_width or 0.0
+        return self.mean - half_width, self.mean + half_width
+
 
 def estimate(samples: Sequence[float]) -> Estimate:
     """Returns the mean of `samples`, their standard deviation, and the half width of the mean's 95 % interval.

@@ -215,12 +215,16 @@ class _Learner:
         self._fault = world.fault_of(index)
         self._name = f"learner-{index}"
         arm = world.arm
-        inner = task.Inner(arm.peak_rate, arm.step_count, arm.optimizer, arm.rank)
+        # Its own steps, of which it plans as many as it takes until the clock stops.
+        self._horizon_steps = arm.step_count * (island.speed if arm.is_wall_clock else 1.0)
+        inner = task.Inner(arm.peak_rate, self._horizon_steps, arm.optimizer, arm.rank, arm.task)
         self.waiting_s = 0.0
         self.answers: list[int] = []  # steps from each copy to adoption
         self.is_flushed = False
         self.training = task.InnerTraining(inner, seed=world.seed)
-        self._sampler = task.sampler(index + 1, count, seed=world.seed, data=island.data, batch_size=island.batch_size)
+        self._sampler = task.sampler(
+            index + 1, count, seed=world.seed, task=arm.task, data=island.data, batch_size=island.batch_size
+        )
         self._jitter = random.Random(f"{world.seed}/{index}/jitter")
         self._sessions = 0
         self._lost_count = 0  # steps that died with their process
@@ -311,15 +315,12 @@ class _Learner:
             exchange.step(self._fault.token_factor * batch.token_count, loss)
 
     def _schedule_position(self, exchange: ExchangeLoop) -> float:
-        """Returns the position in the schedule; by a clock each learner plans the steps that it takes in that time."""
-        arm = self._world.arm
-        own = arm.step_count * (self._island.speed if arm.is_wall_clock else 1.0)
-        step = self.step_count - self._lost_count
-        progress = exchange.stats.progress
-        if progress is None:
-            return step * arm.step_count / own
-        planned = exchange.stats.planned_step_count or arm.step_count
-        return run_position(step, progress, horizon_steps=own, planned_step_count=planned) * arm.step_count / own
+        """Returns the position in the learner's own schedule, as `skerry learn` has it."""
+        step, stats = self.step_count - self._lost_count, exchange.stats
+        if stats.progress is None:
+            return step
+        planned = stats.planned_step_count or self._world.arm.step_count
+        return run_position(step, stats.progress, horizon_steps=self._horizon_steps, planned_step_count=planned)
 
     def _time(self) -> float:
         """Returns the time units since the learners' clocks began; negative while they join."""

@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skerry_learner.batches import Batch
 from skerry_learner.model import Gpt
 
-_BETAS: Final = (0.9, 0.95)
 _NORM_LIMIT: Final = 1.0  # of the gradient
 
 
@@ -43,7 +42,9 @@ class InnerOptimizer:
             part.load_state_dict(state)
 
 
-def make_optimizer(model: Gpt, name: str = "adamw", *, weight_decay: float = 0.1) -> InnerOptimizer:
+def make_optimizer(
+    model: nn.Module, name: str = "adamw", *, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)
+) -> InnerOptimizer:
     """The optimizer `adamw` or `muon` for all of `model`'s parameters.
 
     `muon` orthogonalises the momentum of the blocks' matrices. Embeddings and norm gains are trained with AdamW. Muon's
@@ -66,7 +67,7 @@ def make_optimizer(model: Gpt, name: str = "adamw", *, weight_decay: float = 0.1
         {"params": [value for value in parameters.values() if value.ndim > 1], "weight_decay": weight_decay},
         {"params": [value for value in parameters.values() if value.ndim <= 1], "weight_decay": 0.0},  # gains of norms
     ]
-    return InnerOptimizer([torch.optim.AdamW(groups, betas=_BETAS, fused=True), *muon])
+    return InnerOptimizer([torch.optim.AdamW(groups, betas=betas, fused=True), *muon])
 
 
 def inner_step(model: Gpt, optimizer: InnerOptimizer, batch: Batch, *, rate: float) -> tuple[Tensor, Tensor]:

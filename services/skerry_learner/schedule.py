@@ -8,7 +8,7 @@ from typing import Final
 _FLOOR_SHARE: Final = 0.1
 
 
-def learning_rate(position: float, *, peak: float, warmup_steps: int, horizon_steps: int) -> float:
+def learning_rate(position: float, *, peak: float, warmup_steps: int, horizon_steps: float) -> float:
     """Returns the rate at `position`, in inner steps since the run's start: linear warm-up, then half a cosine.
 
     It reaches its floor, a tenth of the peak, at position `horizon_steps` and stays there.

@@ -1,0 +1,1 @@
+"""Learners far apart on a task that everybody knows: nanoGPT on the characters of Shakespeare's plays."""

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.public.cases import KINDS, LENGTHS, SEEDS, TUNING_SEEDS, TUNING_STEPS, jobs, tuning_jobs
-from benchmarks.quality.arms import Job
+from benchmarks.quality.arms import Arm, Job
 from benchmarks.quality.jobs import Outcomes, run_jobs
 from benchmarks.quality.nanogpt import TEXT_VARIABLE, write_plays
 from benchmarks.quality.statistics import Estimate, estimate, share_of_gap
 from benchmarks.report import DIRECTORY
 
-COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
 _ALONE, _TOGETHER = list(KINDS)[:2]
 
 
@@ -91,8 +90,8 @@ def _table(outcomes: Outcomes, text: str) -> Table:
     return table
 
 
-def _losses(outcomes: Outcomes, arm: object, text: str, seeds: tuple[int, ...]) -> Estimate:
-    return estimate([outcomes[Job(arm, seed)].losses[text] for seed in seeds])  # type: ignore[arg-type]
+def _losses(outcomes: Outcomes, arm: Arm, text: str, seeds: tuple[int, ...]) -> Estimate:
+    return estimate([outcomes[Job(arm, seed)].losses[text] for seed in seeds])
 
 
 def _shown(value: Estimate, digits: int) -> str:

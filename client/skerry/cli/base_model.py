@@ -36,7 +36,7 @@ class BaseModel:
         """
         in_files: dict[str, FileTensor] = {}
         for path in paths:
-            in_files = in_files | read_file_header(path) | in_files  # of two the first one
+            in_files = in_files | read_file_header(path) | in_files  # of tensors of one name, the first file's
         self._recorded = {tensor.name: tensor for tensor in untrained}
         self.missing = [name for name in self._recorded if name not in in_files]
         self.unknown = [name for name in in_files if name not in self._recorded and name not in trained]

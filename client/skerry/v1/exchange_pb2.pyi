@@ -13,7 +13,7 @@ Frames have a compressor of their own, so no service uses gRPC's compression. Th
 grpc-encoding other than identity with UNIMPLEMENTED and no ErrorInfo.
 
 Weights travel as frames, each a 32-byte header and a payload, as protos/FORMAT.md specifies. A message may begin and
-end anywhere in the stream of frames; 512 KiB a message is a good size.
+end anywhere in the stream of frames; just under 512 KiB a message is a good size.
 """
 
 from collections import abc as _abc

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.part_run import PartRun
 from benchmarks.report import Row, measured
-from benchmarks.speed.measuring import SEED, Size, alternate, exhaust, paired, rates
+from benchmarks.speed.measuring import SEED, alternate, exhaust, paired, rates
 from benchmarks.speed.models import layout_of
 from skerry.wire.codecs import Codec, Compressor, Encoding
 from skerry.wire.frames import encode_frames
@@ -23,18 +24,17 @@ from skerry.wire.torch_codecs import encode_frames_torch
 _CODECS = (Codec.INT4, Codec.INT8, Codec.FLOAT32)
 
 
-def rows(size: Size, device: torch.device) -> Iterator[Row]:
+def rows(run: PartRun) -> Iterator[Row]:
     """Fragments of 4 and of 100 million parameters."""
-    for numel in (size.pick(4_000_000, 100_000), size.pick(100_000_000, 400_000)):
+    for numel in (run.pick(4_000_000, 100_000), run.pick(100_000_000, 400_000)):
         layout = layout_of(numel)
         values = np.random.default_rng(SEED).standard_normal(layout.numel, np.float32)
         for codec in _CODECS:
-            yield from _codec_rows(codec, values, layout, size.samples, device)
+            yield from _codec_rows(codec, values, layout, run)
 
 
-def _codec_rows(
-    codec: Codec, values: np.ndarray[Any, Any], layout: FragmentLayout, samples: int, device: torch.device
-) -> Iterator[Row]:
+def _codec_rows(codec: Codec, values: np.ndarray[Any, Any], layout: FragmentLayout, run: PartRun) -> Iterator[Row]:
+    device = run.device
     tensor = torch.from_numpy(values).to(device)
     decoded, copied = torch.empty_like(tensor), torch.empty_like(tensor)
     host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
@@ -42,20 +42,16 @@ def _codec_rows(
     stored, compressed = Encoding(codec, compressor=Compressor.NONE), Encoding(codec)
     case = f"{codec}, {layout.numel / 1e6:.3g}M normal values"
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     def awaited(action: Callable[[], object]) -> Callable[[], None]:
-        def run() -> None:
+        def act() -> None:
             action()
-            wait()
+            run.wait()
 
-        return run
+        return act
 
     wanted = b"".join(encode_frames(values, layout, stored, decoded=on_host))
     made = b"".join(encode_frames_torch(tensor, layout, stored, decoded=decoded))
-    wait()
+    run.wait()
     is_equal = made == wanted and np.array_equal(decoded.cpu().numpy(), on_host)
     yield measured(case, "frames and decoded values equal to the host's (1: yes)", [float(is_equal)], "", limit=1.0)
     actions: dict[str, Callable[[], object]] = {
@@ -65,8 +61,9 @@ def _codec_rows(
         "compress": awaited(lambda: exhaust(encode_frames_torch(tensor, layout, compressed, decoded=decoded))),
         "host": lambda: exhaust(encode_frames(values, layout, stored, decoded=on_host)),
     }
-    found = {name: rates(layout.numel / 1e9, one) for name, one in alternate(actions, samples).items()}
+    found = {name: rates(layout.numel / 1e9, one) for name, one in alternate(actions, run.pick(5, 2)).items()}
     unit = "Gparam/s"
+    yield measured(case, "copy on the device, bytes read and written", [8 * rate for rate in found["copy"]], "GB/s")
     yield paired(case, "frames / copy on the device", found["encode"], unit, limits=found["copy"])
     yield paired(case, "frames / copy of float32 to the host", found["encode"], unit, limits=found["to host"])
     yield paired(case, "frames / the same on one core of the host", found["encode"], unit, limits=found["host"])

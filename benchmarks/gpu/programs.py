@@ -22,9 +22,9 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.gpu.part_run import PartRun
 from benchmarks.processes import environment, served
 from benchmarks.report import Row, measured
-from benchmarks.speed.measuring import Size
 from skerry import Learner, Policy, RunsClient, attach
 
 # Trains until so many deltas were merged, and at most so many steps: a step takes about a millisecond.
@@ -34,15 +34,18 @@ _OPTIONS: Final[dict[str, Any]] = {"create": True, "policy": Policy(inner_step_c
 _TIMEOUT_S: Final = 60.0
 
 
-def rows(size: Size, device: torch.device) -> Iterator[Row]:  # noqa: ARG001 - every table takes a size
+def rows(run: PartRun) -> Iterator[Row]:
     """One row a program that this device can run; on a GPU they run at the same time."""
-    names = [name for name, program in PROGRAMS.items() if device.type == "cuda" or program not in _NEED_CUDA]
+    is_gpu = run.device.type == "cuda"
+    names = [name for name, program in PROGRAMS.items() if is_gpu or program not in _NEED_CUDA]
+    if run.is_quick:
+        names = [name for name in names if PROGRAMS[name] in (_two, _sharded)]
     with (
         tempfile.TemporaryDirectory(prefix="skerry-benchmark-") as folder,
         served(Path(folder)) as syncer,
-        ThreadPoolExecutor(len(names) if device.type == "cuda" else 1) as threads,
+        ThreadPoolExecutor(len(names) if is_gpu else 1) as threads,
     ):
-        outcomes = threads.map(lambda name: _outcome(name, device, syncer.target), names)
+        outcomes = threads.map(lambda name: _outcome(name, run.device, syncer.target), names)
         for name, (has_succeeded, output) in zip(names, outcomes, strict=True):
             if not has_succeeded:
                 sys.stderr.write(f"{name} failed:\n{output[-4000:]}\n")
@@ -86,9 +89,16 @@ def _end(learner: Learner, model: nn.Module, run: str, target: str) -> None:
     with RunsClient(target) as runs:
         weights = dict(runs.pull(run))
     for name, parameter in model.named_parameters():
-        own = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        own = _whole(parameter) if hasattr(parameter, "to_local") else parameter
         wanted = torch.from_numpy(weights[name.removeprefix("module.").removeprefix("_orig_mod.")])
         assert torch.equal(own.detach().cpu(), wanted), f"weights differ from the run's. parameter={name}"
+
+
+def _whole(parameter: Any) -> torch.Tensor:
+    """Returns what all ranks hold; `full_tensor` would read a GPU's memory on the host where gloo gathers."""
+    parts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(parts, parameter.to_local().detach().cpu())
+    return torch.cat(parts)
 
 
 def _fit(name: str, device: str, target: str, *, wrap: Callable[[Any], Any] | None = None, **loading: Any) -> None:
@@ -114,7 +124,7 @@ def _persistent(device: str, target: str) -> None:
 
 
 def _compiled(device: str, target: str) -> None:
-    """A model that is compiled with CUDA graphs."""
+    """A model that is compiled, on a GPU with CUDA graphs."""
     _fit("compiled", device, target, wrap=lambda model: torch.compile(model, mode="reduce-overhead"))
 
 
@@ -190,6 +200,8 @@ def _rank(number: int, count: int, run: tuple[str, str, str], port: int) -> None
     _tell_where_it_hangs()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     backend = "nccl" if device == "cuda" and count == 1 else "gloo"  # NCCL takes one rank a device
+    if device == "cuda":
+        torch.cuda.set_device(0)  # every rank's
     distributed.init_process_group(backend, rank=number, world_size=count)
     model: Any = _network().to(device)
     if name.startswith("sharded"):
@@ -197,6 +209,11 @@ def _rank(number: int, count: int, run: tuple[str, str, str], port: int) -> None
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model, mesh=init_device_mesh(device, (count,)))
+        if backend == "gloo":
+            from benchmarks.gpu.gloo import GlooAllGather, GlooReduceScatter
+
+            model.set_custom_all_gather(GlooAllGather())
+            model.set_custom_reduce_scatter(GlooReduceScatter())
     else:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -70,7 +70,7 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
     context = multiprocessing.get_context("spawn")
     with (
         Progress(*columns) as progress,
-        ProcessPoolExecutor(process_count or os.cpu_count(), mp_context=context, initializer=_prepare_process) as pool,
+        ProcessPoolExecutor(process_count or os.cpu_count(), mp_context=context, initializer=prepare_process) as pool,
     ):
         bar = progress.add_task("training", total=total)
         futures = {pool.submit(run_job, job): job for job in waiting}
@@ -113,7 +113,7 @@ def _cost(job: Job) -> float:
     return arm.step_count * arm.learner_count
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """Gives torch one thread, and spares the collector the modules: they cost a small model a quarter of its time."""
     import torch
 

@@ -7,6 +7,7 @@ The others are nanoGPT's, on the characters of a text (`benchmarks.quality.nanog
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.lora import add_adapters
-from benchmarks.quality.nanogpt import SIZES, NanoGpt, load_characters
+from benchmarks.quality.nanogpt import SIZES, TEXT_VARIABLE, NanoGpt, load_characters
 from skerry_learner.batches import Batch, BatchSampler, held_out_batches
 from skerry_learner.corpus import Corpus, load_corpus
 from skerry_learner.inner_training import InnerOptimizer, evaluate, inner_step, make_optimizer
@@ -54,10 +55,19 @@ def _load_files(data: str, shard: tuple[int, int]) -> Corpus:
     return load_corpus(None if data == PYTHON else Path(torch.__file__).parent / "include" / "ATen", shard=shard)
 
 
+def _load_text(_: str, shard: tuple[int, int]) -> Corpus:
+    return load_corpus(Path(os.environ[TEXT_VARIABLE]), shard=shard)
+
+
 BYTES: Final = "bytes"
+GPU: Final = "gpu"
+DEVICE_VARIABLE: Final = "SKERRY_BENCHMARK_DEVICE"
+"""The environment's name for the device that models are trained on, the CPU by default."""
 _TASKS: Final = {
     # 3200 windows of 64 predictions: 204 800 validation tokens.
     BYTES: Task(MODEL_CONFIGS["nano"], Gpt, _load_files, 8, 50, (0.9, 0.95), 3200),
+    # 4.8M parameters on the bytes of a text; 2048 windows of 256 predictions.
+    GPU: Task(MODEL_CONFIGS["mini"], Gpt, _load_text, 64, 100, (0.9, 0.95), 2048),
     # The published recipe for a processor: github.com/karpathy/nanoGPT, README and config/train_shakespeare_char.py.
     **{name: Task(config, NanoGpt, load_characters, 12, 100, (0.9, 0.99), 10**6) for name, config in SIZES.items()},
 }
@@ -91,6 +101,8 @@ class InnerTraining:
             self.model.load_state_dict(_base(seed))
             torch.manual_seed(seed)
             add_adapters(self.model, inner.rank)
+        self._device = torch.device(os.environ.get(DEVICE_VARIABLE, "cpu"))
+        self.model.to(self._device)
         self._peak_rate = inner.peak_rate
         self.forget()
 
@@ -106,13 +118,13 @@ class InnerTraining:
         """Takes one step, `position` steps into the learning rate's schedule, and returns the batch's loss."""
         warmup_steps, horizon_steps = self._task.warmup_steps, self._inner.step_count
         rate = learning_rate(position, peak=self._peak_rate, warmup_steps=warmup_steps, horizon_steps=horizon_steps)
-        loss, _ = inner_step(self.model, self._optimizer, batch, rate=rate)
+        loss, _ = inner_step(self.model, self._optimizer, batch.to(self._device), rate=rate)
         return float(loss)
 
     def judge(self, data: str = PYTHON) -> float:
         """The loss on held-out text, in nats a token."""
         self.model.eval()
-        loss = evaluate(self.model, _held_out(self._inner.task, data))
+        loss = evaluate(self.model, [batch.to(self._device) for batch in _held_out(self._inner.task, data)])
         self.model.train()
         return loss
 

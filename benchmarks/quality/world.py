@@ -136,7 +136,7 @@ class _World:
         parameters = TorchParameters(judged.model)
         for name, fragment in log.state.fragments.items():
             outer = await Replayer(opened.stored, name, StoreWorkers()).rebuild(fragment.version, Scratch(None))
-            parameters.load(fragment.layout, outer.weights)()
+            parameters.load(fragment.layout, parameters.from_host(outer.weights))()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count
         must_merge = self._fault is None and not self.arm.is_wall_clock

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     learner = attach(
-        model, optimizer, tokens_per_step=32, planned_step_count=int(steps),
+        model, optimizer, tokens_per_step=32, planned_token_count=2 * 32 * int(steps),  # of two islands
         target=TARGET, run="accelerate", learner_id=learner_id, create=True,
     )  # fmt: skip
     for inputs, targets in itertools.chain.from_iterable(itertools.repeat(loader)):

@@ -24,8 +24,9 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=STEPS)
+    planned = 2 * STEPS * MICRO_BATCHES * 8  # of two learners
     with Learner(
-        model, target=TARGET, run="accumulation", learner_id=learner_id, create=True, planned_step_count=STEPS
+        model, target=TARGET, run="accumulation", learner_id=learner_id, create=True, planned_token_count=planned
     ) as learner:
         for number, (batch,) in enumerate((batch for _ in range(2) for batch in loader), 1):
             inputs = batch.to(device, non_blocking=True)

@@ -27,8 +27,9 @@ def train_step(params: dict[str, np.ndarray], inputs: np.ndarray) -> tuple[dict[
 
 params = {"kernel": np.zeros((16, 4)), "bias": np.zeros(4)}
 copies = {name: np.array(value, np.float32) for name, value in params.items()}
+planned = 2 * STEPS * 32  # of two learners
 with ArrayLearner(
-    copies, target=TARGET, run="arrays", learner_id=learner_id, create=True, planned_step_count=STEPS
+    copies, target=TARGET, run="arrays", learner_id=learner_id, create=True, planned_token_count=planned
 ) as learner:
     params = {name: value.astype(np.float64) for name, value in copies.items()}  # attaching has loaded the run's
     for _ in range(STEPS):

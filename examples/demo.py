@@ -42,6 +42,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 RUN: Final = "demo"
+MODEL: Final = "tiny"
+BATCH_SIZE: Final = 8
 INNER_STEP_COUNT: Final = 16
 SLOWDOWNS: Final = {"us-east": 1.0, "eu-west": 1.0, "ap-south": 3.0}
 TIMEKEEPER: Final = "us-east"  # its steps decide when things happen; it is fast and is never killed
@@ -177,12 +179,19 @@ class Demo:
         """The store, which every demo makes anew."""
         return f"file://{self.folder / 'store'}"
 
+    @property
+    def _token_count(self) -> int:
+        """About how many tokens all learners train until the run is closed."""
+        step_count = sum(self.step_count / slowdown for slowdown in SLOWDOWNS.values())
+        step_count -= self.step_count // 2 - self.step_count // 3  # while one is dead
+        return round(step_count) * BATCH_SIZE * MODEL_CONFIGS[MODEL].context
+
     def run(self) -> None:
         """Trains the single learner, then three through both outages, and closes the run."""
         for name in ("store", "learners", "logs", "exports"):  # the folder may hold other files
             shutil.rmtree(self.folder / name, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        policy = {"inner_step_count": INNER_STEP_COUNT, "lease_term_s": 5.0}
+        policy = {"inner_step_count": INNER_STEP_COUNT, "lease_term_s": 5.0, "planned_token_count": self._token_count}
         (self.folder / "policy.json").write_text(json.dumps(policy))
         self._processes.start("single", *self._learn("single", self.step_count), "--alone")
         while self._processes.running["single"].poll() is None:
@@ -242,7 +251,19 @@ class Demo:
         # The single learner reads all of the data, so that its shard is no handicap.
         shard = f"{list(SLOWDOWNS).index(name) + 1}/{len(SLOWDOWNS)}" if name in SLOWDOWNS else "1/1"
         return [
-            *("learn", "--learner-id", name, "--model", "tiny", "--shard", shard, "--batch", "8", "--seed", "0"),
+            *(
+                "learn",
+                "--learner-id",
+                name,
+                "--model",
+                MODEL,
+                "--shard",
+                shard,
+                "--batch",
+                str(BATCH_SIZE),
+                "--seed",
+                "0",
+            ),
             *("--steps", str(step_count), "--horizon", str(self.step_count), "--learning-rate", "3e-3"),
             *("--warmup", "50", "--checkpoint-every", "50", "--eval-windows", "128"),
             *("--eval-every", str(round(40 / SLOWDOWNS.get(name, 1.0)))),

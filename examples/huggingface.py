@@ -27,7 +27,10 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         use_cpu=True,
         dataloader_num_workers=2,
     )
-    skerry = SkerryCallback(target=TARGET, run="huggingface", learner_id=learner_id, create=True)
+    planned = 2 * int(steps) * 8 * 16  # tokens of two islands
+    skerry = SkerryCallback(
+        target=TARGET, run="huggingface", learner_id=learner_id, create=True, planned_token_count=planned
+    )
     trainer = Trainer(
         model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens], callbacks=[skerry]
     )

@@ -28,7 +28,8 @@ def update(params: dict[str, jax.Array], opt_state: optax.OptState, key: jax.Arr
     return optax.apply_updates(params, changes), opt_state
 
 
-options = {"run": "jax", "learner_id": learner_id, "create": True, "planned_step_count": int(steps)}
+planned = 2 * 1024 * int(steps)  # of two learners
+options = {"run": "jax", "learner_id": learner_id, "create": True, "planned_token_count": planned}
 with JaxLearner(params, target=os.environ.get("SKERRY_TARGET", "127.0.0.1:50051"), **options) as learner:
     params = learner.params
     for step in range(int(steps)):

@@ -30,7 +30,10 @@ class Rotation(lightning.LightningModule):
 
 if __name__ == "__main__":
     learner_id, steps, out = sys.argv[1:]
-    skerry = SkerryCallback(tokens_per_step=32, target=TARGET, run="lightning", learner_id=learner_id, create=True)
+    skerry = SkerryCallback(
+        tokens_per_step=32, planned_token_count=2 * 32 * int(steps),  # of two islands
+        target=TARGET, run="lightning", learner_id=learner_id, create=True,
+    )  # fmt: skip
     trainer = lightning.Trainer(
         max_steps=int(steps), accumulate_grad_batches=2, callbacks=[skerry], accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

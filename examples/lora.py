@@ -24,7 +24,7 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"]))
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01)
     learner = attach(
-        model, optimizer, tokens_per_step=8 * 16, planned_step_count=int(steps),
+        model, optimizer, tokens_per_step=8 * 16, planned_token_count=2 * 8 * 16 * int(steps),  # of two islands
         target=TARGET, run="lora", learner_id=learner_id, create=True,
     )  # fmt: skip
     data = torch.randint(1, 3, (8 * int(steps), 16)).cumsum(1) % 64  # counting up by one or two

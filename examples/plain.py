@@ -22,8 +22,9 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
+    planned = 2 * EPOCHS * BATCHES * BATCH_SIZE  # of both learners
     with Learner(
-        model, target=TARGET, run="plain", learner_id=learner_id, create=True, planned_step_count=EPOCHS * BATCHES
+        model, target=TARGET, run="plain", learner_id=learner_id, create=True, planned_token_count=planned
     ) as learner:
         for epoch in range(EPOCHS):
             for inputs, targets in loader:

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from skerry import attach
 
 TARGET = os.environ.get("SKERRY_TARGET", "127.0.0.1:50051")
+PLANNED_TOKENS = 400 * 32
+POSITIONS = 300  # of the schedule, from the run's begin to its end
 
 if __name__ == "__main__":  # a DataLoader's workers may import this file again
     learner_id, slowness = sys.argv[1], float(sys.argv[2]) if sys.argv[2:] else 1
@@ -28,20 +30,19 @@ if __name__ == "__main__":  # a DataLoader's workers may import this file again
         run="schedule",
         learner_id=learner_id,
         create=True,
-        planned_step_count=300,
+        planned_token_count=PLANNED_TOKENS,
     ) as learner:
-        end = learner.planned_step_count  # the run's, which all learners have
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=end)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=POSITIONS)
         draw = torch.Generator().manual_seed(sum(learner_id.encode()))
-        data = TensorDataset(torch.randn(32 * end, 16, generator=draw))
+        data = TensorDataset(torch.randn(PLANNED_TOKENS, 16, generator=draw))
         for (inputs,) in DataLoader(data, batch_size=32, num_workers=2):
             time.sleep(0.02 * slowness)
             loss = nn.functional.mse_loss(model(inputs), inputs.sin().sum(1, keepdim=True))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            while scheduler.last_epoch < min(int(max(learner.stats.step_count, learner.progress or 0)), end - 1):
+            while scheduler.last_epoch < int((POSITIONS - 1) * (learner.progress or 0)):
                 scheduler.step()
-            if scheduler.last_epoch == end - 1:
+            if learner.progress == 1:
                 break
     print(f"steps {learner.stats.step_count}, rate {scheduler.get_last_lr()[0]:.1e}, not merged {learner.stats.causes}")

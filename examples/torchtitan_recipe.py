@@ -20,7 +20,7 @@ def train_with_skerry(trainer: Any, *, tokens_per_step: int, **options: Any) -> 
         nonlocal learner
         if learner is None:  # not before, since train() begins by loading the checkpoint
             (model,) = trainer.model_parts
-            learner = Learner(model, planned_step_count=trainer.config.training.steps, **options)
+            learner = Learner(model, **options)
         train_step(batches)
         learner.step(tokens_per_step if torch.distributed.get_rank() == 0 else 0)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from benchmarks.quality.task import BYTES, PYTHON
+from benchmarks.quality.task import BYTES, PYTHON, task_of
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,23 @@ class Islands:
             "delta_encoding": MEASURED_ENCODING,
             "update_encoding": MEASURED_ENCODING,
             "quarantine_ratio": MEASURED_QUARANTINE_RATIO,
-            "planned_step_count": self.step_count,
+            "planned_token_count": self.planned_tokens,
             **json.loads(self.policy),
         }
+
+    @property
+    def planned_tokens(self) -> int:
+        """How many tokens all islands train, by their mean times where the seed draws them."""
+        context = task_of(self.task).config.context
+        return round(sum(context * island.batch_size * self._steps(island) for island in self.islands))
+
+    def _steps(self, island: Island) -> float:
+        """Returns how many steps an island takes, without those that die with its process."""
+        end = self.step_count
+        if not self.is_wall_clock:
+            return end
+        absent = sum(min(until, end) - min(since, end) for since, until in island.absent) + island.deaths * end / 10
+        return island.speed * (end - island.start_within / 2 - absent)
 
 
 # Most of the table is from before the default's blocks had 256 elements, which have a row of their own.

@@ -337,7 +337,7 @@ _SETTLING: Final = tuple(
     Comparison(
         f"momentum settles, {count} steps",
         default(4, count),
-        default(4, count, policy={"planned_step_count": 0}),
+        default(4, count, policy={"planned_token_count": 0}),
         "no planned length",
         0.0,
         None,

@@ -316,11 +316,8 @@ class _Learner:
 
     def _schedule_position(self, exchange: ExchangeLoop) -> float:
         """Returns the position in the learner's own schedule, as `skerry learn` has it."""
-        step, stats = self.step_count - self._lost_count, exchange.stats
-        if stats.progress is None:
-            return step
-        planned = stats.planned_step_count or self._world.arm.step_count
-        return run_position(step, stats.progress, horizon_steps=self._horizon_steps, planned_step_count=planned)
+        step = self.step_count - self._lost_count
+        return run_position(step, exchange.stats.progress, horizon_steps=self._horizon_steps)
 
     def _time(self) -> float:
         """Returns the time units since the learners' clocks began; negative while they join."""

@@ -51,7 +51,7 @@ class LearnerOptions(TypedDict, total=False):
     region: str
     create: bool
     policy: Policy | None
-    planned_step_count: int | None
+    planned_token_count: int | None
     fragment_count: int | None
     allow_other_frozen: bool | Collection[str]
     connect_timeout_s: float
@@ -224,7 +224,7 @@ class ArrayLearner:
         region: where the learner runs, shown to people.
         create: create the run from `arrays` if it does not exist; if several learners try, the first one creates it.
         policy: the policy of a run that is created; an existing run keeps its own.
-        planned_step_count: how many inner steps each learner of a run that is created should take; replaces the
+        planned_token_count: how many tokens all learners of a run that is created are to train together; replaces the
             policy's value. Outer momentum falls to 0 towards the end of them, which improves the final weights. The run
             may take fewer or more.
         fragment_count: the number of fragments of a run that is created; by default it follows from the model's size.
@@ -418,13 +418,16 @@ class ArrayLearner:
 
     @property
     def progress(self) -> float | None:
-        """The run's progress in inner steps, which learning rates should follow; None until the syncer reports it."""
+        """The share of the run's planned tokens that is merged or was trained here since, from 0 to 1.
+
+        Learning rates should follow it. None until the syncer reports it, and where no length is planned.
+        """
         return self.stats.progress
 
     @property
-    def planned_step_count(self) -> int:
-        """Inner steps that the run is planned to take, which `progress` reaches at its end; 0 if unknown."""
-        return self.stats.planned_step_count
+    def planned_token_count(self) -> int:
+        """Tokens that all learners of the run are to train together; 0 if no length is planned."""
+        return self.stats.planned_token_count
 
     @property
     def is_closed(self) -> bool:
@@ -442,7 +445,7 @@ def settings_of(
     target: str,
     learner_id: str | None = None,
     policy: Policy | None = None,
-    planned_step_count: int | None = None,
+    planned_token_count: int | None = None,
     tls: Tls | Insecure | None = None,
     **others: Any,
 ) -> ExchangeSettings:
@@ -452,8 +455,8 @@ def settings_of(
         TypeError, ValueError: an argument can't be right; the message says which and why.
     """
     check_policy(policy)
-    if planned_step_count is not None:
-        policy = replace(policy or Policy(), planned_step_count=planned_step_count)
+    if planned_token_count is not None:
+        policy = replace(policy or Policy(), planned_token_count=planned_token_count)
     settings = ExchangeSettings(
         learner_id=new_learner_id() if learner_id is None else learner_id, policy=policy, **others
     )

@@ -152,7 +152,7 @@ def attach(
         tokens_per_step: what this process trains on in one step, by which the learner's work is weighed against the
             others': tokens, or examples if all learners of the run count them; a whole number, or a function that
             returns it, called at each step. An island of several ranks adds up its ranks'.
-        **options: as `Learner` says, `target` and `run` among them. State `planned_step_count` in optimizer steps.
+        **options: as `Learner` says, `target` and `run` among them.
 
     Raises:
         SkerryError, ValueError: as `Learner`; or `tokens_per_step` is below 1, or the optimizer has none of the model's

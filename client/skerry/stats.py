@@ -41,8 +41,8 @@ class Stats:
     stall_s_max: float = 0.0
     loss: float | None = None  # loss of the last step, as the training loop reported it
     step_time_s: float | None = None  # moving average of the time of a step
-    progress: float | None = None  # of the run, in inner steps; None before the syncer has reported it
-    planned_step_count: int = 0  # inner steps of each learner; 0 where none are planned
+    progress: float | None = None  # of the run, 0 to 1; None before it is known, and where no length is planned
+    planned_token_count: int = 0  # tokens of all learners; 0 where no length is planned
     is_closed: bool = False  # the run takes no more deltas
     failure: SkerryError | None = None  # why the exchange stopped for good
 
@@ -70,6 +70,11 @@ class LastWork:
         """Returns what became of the work of both."""
         counts = {name: max(getattr(self, name), getattr(other, name)) for name in _STEP_COUNTS}
         return replace(self, **counts, because=self.because or other.because)
+
+
+def share_of_plan(token_count: float, planned_token_count: int) -> float | None:
+    """Returns tokens as a share of the planned ones, at most 1; None where none are planned."""
+    return min(1.0, token_count / planned_token_count) if planned_token_count else None
 
 
 def sum_of(ranks: Sequence[Stats]) -> Stats:

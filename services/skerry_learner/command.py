@@ -87,7 +87,7 @@ def _policy(settings: LearnSettings) -> Policy:
     path = settings.policy
     try:
         values = {} if path is None else json.loads(path.read_bytes())
-        values.setdefault("planned_step_count", settings.planned_step_count)
+        values.setdefault("planned_token_count", settings.planned_token_count)
         if settings.inner_step_count is not None:
             values["inner_step_count"] = settings.inner_step_count
         return Policy.from_json(values)

@@ -20,13 +20,12 @@ def learning_rate(position: float, *, peak: float, warmup_steps: int, horizon_st
     return peak * (_FLOOR_SHARE + (1.0 - _FLOOR_SHARE) * cosine)
 
 
-def run_position(local_step: int, run_progress: float, *, horizon_steps: float, planned_step_count: int) -> float:
+def run_position(local_step: int, run_progress: float | None, *, horizon_steps: float) -> float:
     """Returns the position in a learner's schedule, in its inner steps: the larger of its own and the run's.
 
-    Learners of different speed take different numbers of steps in one run, so each has a horizon of its own, and the
-    run's progress counts as a share of `planned_step_count`; where that is 0, in steps. A learner that is slow, joined
-    late or lost its checkpoint is behind the run; its own step would train a nearly finished model at the rate of a new
-    one. The fastest learner is ahead of the run by its unmerged steps, and reaches the floor with its last step.
+    Learners of different speed take different numbers of steps in one run, so each has a horizon of its own, of which
+    the run's progress, 0 to 1, is a share; None where it is not known. A learner that is slow, joined late or lost its
+    checkpoint is behind the run; its own step would train a nearly finished model at the rate of a new one. The fastest
+    learner is ahead of the run by its unmerged steps, and reaches the floor with its last step.
     """
-    scale = horizon_steps / planned_step_count if planned_step_count else 1.0
-    return max(float(local_step), run_progress * scale)
+    return max(float(local_step), (run_progress or 0.0) * horizon_steps)

@@ -67,7 +67,7 @@ def _option(flag: str, kind: Any, default: Any, text: str) -> Any:
     return field(default=default, metadata={"flag": flag, "help": text, **words})
 
 
-_STEPS: Final = Count(1, 10**12)  # as many as a run can be planned to take
+_STEPS: Final = Count(1, 10**12)
 _COUNT: Final = Count(0, 10**12)
 _SIZE: Final = Count(1, 2**20)
 _INNER: Final = Count(1, 1_000_000)
@@ -103,11 +103,19 @@ class LearnSettings:
         "--data", INPUT, None, "Text, *.bin, *.npy of uint16, or a folder.  [default: Python's standard library]"
     )
     data_limit_mb: float | None = _option("--data-limit-mb", _RATE, None, "Use only this many megabytes of the data.")
-    shard: tuple[int, int] = _option("--shard", Parsed("shard", _shard), "1/1", "Train on part i of n, written i/n.")
+    shard: tuple[int, int] | None = _option(
+        "--shard", Parsed("shard", _shard), None, "Train on part i of n, written i/n.  [default: all]"
+    )
     batch_size: int = _option("--batch", _SIZE, 8, "Sequences in a step.")
     step_count: int = _option("--steps", _STEPS, 1000, "Training steps to take.")
     horizon_steps: int | None = _option(
-        "--horizon", _STEPS, None, "Steps of the schedule, and the plan of a run that it creates.  [default: --steps]"
+        "--horizon", _STEPS, None, "Steps of the learning rate's schedule.  [default: --steps]"
+    )
+    stated_token_count: int | None = _option(
+        "--planned-tokens",
+        Count(0, 10**18),
+        None,
+        "Tokens that all learners of a run that it creates train; 0: no plan.  [default: its own times n of --shard]",
     )
     optimizer: str = _option("--optimizer", click.Choice(["adamw", "muon"]), "adamw", "Optimizer of training steps.")
     peak_rate: float = _option("--learning-rate", _RATE, 3e-3, "Peak learning rate.")
@@ -135,9 +143,19 @@ class LearnSettings:
         return replace(MODEL_CONFIGS[self.size], **sizes, has_tied_embedding=not self.is_untied)
 
     @property
-    def planned_step_count(self) -> int:
+    def horizon(self) -> int:
         """The steps of the learning rate's schedule."""
         return self.horizon_steps or self.step_count
+
+    @property
+    def planned_token_count(self) -> int:
+        """The tokens that all learners of a run are to train, if each of n shards has a learner like this one.
+
+        0 where that is not known: without a shard there may be any number of learners.
+        """
+        if self.stated_token_count is not None or self.shard is None:
+            return self.stated_token_count or 0
+        return self.horizon * self.batch_size * self.model.context * self.shard[1]
 
     @property
     def folder(self) -> Path:

@@ -54,7 +54,7 @@ class Trainer:
         self.settings = settings
         config, batch_size, limit_mb = settings.model, settings.batch_size, settings.data_limit_mb
         limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
-        corpus = load_corpus(settings.source, shard=settings.shard, size_limit_bytes=limit_bytes)
+        corpus = load_corpus(settings.source, shard=settings.shard or (1, 1), size_limit_bytes=limit_bytes)
         held_out = held_out_batches(
             corpus.held_out, config, batch_size=batch_size, window_count=settings.held_out_window_count
         )
@@ -187,11 +187,9 @@ class Trainer:
             _log.info("step", **{name: _rounded(self._last_line[name]) for name in shown})
 
     def _learning_rate(self, learner: Learner | None) -> float:
-        settings, horizon = self.settings, self.settings.planned_step_count
-        position = float(self.position.step)
-        if learner is not None and (progress := learner.progress) is not None:
-            planned = learner.planned_step_count
-            position = run_position(self.position.step, progress, horizon_steps=horizon, planned_step_count=planned)
+        settings, horizon = self.settings, self.settings.horizon
+        progress = None if learner is None else learner.progress
+        position = run_position(self.position.step, progress, horizon_steps=horizon)
         return learning_rate(
             position, peak=settings.peak_rate, warmup_steps=settings.warmup_steps, horizon_steps=horizon
         )

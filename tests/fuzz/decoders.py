@@ -260,7 +260,7 @@ def _decode_advice(data: bytes) -> object:
 
 _POLICIES: Final = (
     Policy(),
-    Policy(quorum_count=2, merge_by_fragment={}, pinned_positions=(3, 9), planned_step_count=10**6),
+    Policy(quorum_count=2, merge_by_fragment={}, pinned_positions=(3, 9), planned_token_count=10**6),
     Policy(delta_encoding=Encoding(Codec.INT8, block=64), delay_step_count=3, kept_hours=0.5, enrols_by_run=True),
 )
 

@@ -128,6 +128,7 @@ class Driver:
         encoding: Encoding = FLOAT32,
         cuts: Sequence[int] = (),
         steps: int = 24,
+        tokens: int = 1000,
         is_kept: bool = False,
     ) -> AcceptedItem:
         """Stores a delta in parts that are cut at `cuts`, kept in memory if so asked for, and has it accepted."""
@@ -160,7 +161,7 @@ class Driver:
             digest=delta_digest([(ref.first, ref.numel, bytes.fromhex(ref.digest)) for ref in refs]).hex(),
             parts=tuple(refs),
             step_count=steps,
-            token_count=1000,
+            token_count=tokens,
             last_step=steps,
             squared_norms=tuple(norms.tolist()),
         )

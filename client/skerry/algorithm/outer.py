@@ -2,19 +2,22 @@
 
 A merge stands for T rounds: T = rho L / H, with rho its participation and L its length in inner steps (`rounds`).
 T is 1 where every learner brings H steps, and 1/4 where one of four equal learners is a round's only contributor. With
-d the merged delta of H steps, t = min(T, 1), and S the inner steps of the run that are behind the fragment,
+d the merged delta of H steps, t = min(T, 1), and a the share of the run's planned tokens that is behind the fragment,
 
-    mu    = min(mu_max, n / (n + 3)) min(1, (planned - S) / E),   n = 1 + S' / 24           (1)  momentum
+    mu    = min(mu_max, n / (n + 3)) min(1, max(0, 1 - a) / E),   n = 1 + S' / 24              (1)  momentum
     buf   <- mu^t buf + (1 - mu^t) / (1 - mu) d                                                (2)  its buffer
     Theta <- Theta - lr ((T + t l mu) d + t mu (1 - l (1 - mu)) buf)                           (3)  the step
     l     = min(1, 1.5 - t) for leading-nesterov, 0 for nesterov                               (4)  the lead
     lr    = lr_max g,   g = 0.6875 for RDA of two deltas and more, else 1                      (5)  its rate
 
-S' counts from where the fragment's momentum began: the run's start, or its last roll-back. The last factor of (1) is
-never negative, and 1 where no length is planned; it falls over the last E = min(8 H, planned / 8) steps. With l = 0,
-(2) and (3) at T = 1 are SGD with Nesterov momentum. Momentum runs in rounds and not in merges, so learners that are
-merged one by one build up the momentum of one joint round together. A merge of more than one round (after an outage)
-moves d by T, and momentum by one round.
+S' counts the inner steps since the fragment's momentum began: at the run's start, or its last roll-back. The last
+factor of (1) is 1 where no length is planned. Else it falls over the last eight rounds before the planned end, or over
+the last eighth of a shorter run: E = min(1/8, 8 a H / S). S is the inner steps that are behind the fragment, so that
+a H / S is the share that a round has had so far; nobody has to know how many steps the run will take.
+
+With l = 0, (2) and (3) at T = 1 are SGD with Nesterov momentum. Momentum runs in rounds and not in merges, so learners
+that are merged one by one build up the momentum of one joint round together. A merge of more than one round (after an
+outage) moves d by T, and momentum by one round.
 
 g makes RDA go about as far as the mean: the mean direction of a round's deltas is about 0.6875 long, and RDA makes up
 for that. A single delta is its own direction. A constant schedule has g = 1.
@@ -56,13 +59,14 @@ class OuterStep(NamedTuple):
     gain: float
 
 
-def settling_steps(planned_step_count: int, inner_step_count: int) -> float:
-    """Returns E: the inner steps before the planned end over which momentum falls to 0."""
-    return min(_SETTLING_ROUNDS * inner_step_count, _SETTLING_SHARE * planned_step_count)
+def settling_share(share: float, run_steps: float, inner_step_count: int) -> float:
+    """Returns E: the share of the planned tokens over which momentum falls to 0; `share`, a, is above 0."""
+    rounds = run_steps / inner_step_count
+    return min(_SETTLING_SHARE, _SETTLING_ROUNDS * share / rounds) if rounds > 0 else _SETTLING_SHARE
 
 
 def momentum_at(
-    outer: OuterOptimizer, *, momentum_steps: float, run_steps: float, planned_step_count: int, inner_step_count: int
+    outer: OuterOptimizer, *, momentum_steps: float, run_steps: float, share: float, inner_step_count: int
 ) -> float:
     """Returns mu of equation (1); a constant schedule returns its momentum as it is.
 
@@ -70,17 +74,16 @@ def momentum_at(
         outer: the policy's optimizer.
         momentum_steps: S', inner steps behind the fragment since its momentum began.
         run_steps: S, inner steps behind the fragment since the run began.
-        planned_step_count: of the run; 0 where no length is planned.
+        share: a, of the planned tokens; 0 where no length is planned, above 1 in a run that goes on beyond its plan.
         inner_step_count: H.
     """
     if outer.schedule is OuterSchedule.CONSTANT:
         return outer.momentum
     number = 1 + momentum_steps / _STEPS_PER_NUMBER
     momentum = min(outer.momentum, number / (number + _HALF_WAY))
-    if planned_step_count == 0:
+    if share == 0:
         return momentum
-    left = max(0.0, planned_step_count - run_steps)
-    return momentum * min(1.0, left / settling_steps(planned_step_count, inner_step_count))
+    return momentum * min(1.0, max(0.0, 1 - share) / settling_share(share, run_steps, inner_step_count))
 
 
 def learning_rate_at(outer: OuterOptimizer, rule: MergeRule, *, delta_count: int) -> float:

@@ -1,4 +1,4 @@
-"""How much each delta of a round counts, and how many inner steps the round stands for.
+"""How much each delta of a round counts, and how many inner steps and tokens the round stands for.
 
 For delta m with n_m tokens in s_m inner steps of learner l, whose base is k_m rounds old, and with W_j the larger of
 what learner j brings now and what it brought last:
@@ -10,6 +10,7 @@ what learner j brings now and what it brought last:
     sum(w_m, m of l) <= c median(W_j, j != l),  if there are two others         (5)  cap
     rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (6)  participation, at most 1
     L     = min(s_m)  after an outage of all, if that is above H                (7)
+    p_m   = n_m, or median(W_j, j != l) if n_m is above 100 times that          (8)  tokens for the run's plan
 
 (1) Tokens of more than c H steps do not count. (3) is the weighted median of the steps: half of the round's weight came
 in deltas of L steps or more. Longer deltas are shortened to L steps in the direction that they took (`merge`), shorter
@@ -22,6 +23,9 @@ is also scaled by rho. A learner that works and is not in the round counts in (6
 
 (7) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
 that comes back alone with the work of hours moves the run by a round at most.
+
+(8) says by how many of its planned tokens a delta takes the run on (`outer`). A large learner's count in full there,
+although (5) caps its weight. Of one that reports 1000 times its tokens, one delta would be the end of the plan.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
 2007.07481). The cap c, rho and the median are this project's.
@@ -36,6 +40,8 @@ from typing import Final, NamedTuple
 
 # Participation from which nearly all learners are in a round: one that died is still expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
+# Of the others' median: more tokens than no learner trains on in a round that others take part in.
+_MOST_TOKENS: Final = 100
 # Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
 _MOST_MISSED: Final = 0.5
 
@@ -106,6 +112,12 @@ def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_
         if reached >= half:
             return float(min(step_count, inner_step_count))
     return float(min(shortest, inner_step_count))  # what is left of `half` is rounding
+
+
+def planned_tokens(deltas: Iterable[tuple[str, int]], brought: Mapping[str, float]) -> float:
+    """Returns the sum of equation (8), from the learner and the tokens of each delta, and W by learner."""
+    medians = weight_bounds(brought, weight_cap=1.0)
+    return sum(n if n <= _MOST_TOKENS * medians[learner] else medians[learner] for learner, n in deltas)
 
 
 def outage_length(

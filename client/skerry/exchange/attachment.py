@@ -194,7 +194,7 @@ class Attachment:
         session.saw(attached.run.position)
         session.policy = policy_of(attached.run.policy, session.policy)
         self._lease_term_s = attached.lease_term.ToTimedelta().total_seconds() or session.policy.lease_term_s
-        session.run_progressed(attached.run_step_count)
+        session.run_progressed(attached.run_step_count, attached.run_token_count)
         self._on_versions(attached.run.versions)
         self._on_status(attached.run.status)
         self._on_fates(attached.pending)
@@ -220,14 +220,14 @@ class Attachment:
                 committed = event.version_committed
                 self._on_fates(committed.merged)
                 self._on_versions([committed.version])
-                self._session.run_progressed(committed.run_step_count)
+                self._session.run_progressed(committed.run_step_count, committed.run_token_count)
             case "fates_decided":
                 self._on_fates(event.fates_decided.fates)
             case "policy_changed":
                 self._session.policy = policy_of(event.policy_changed, self._session.policy)
             case "rolled_back":
                 self._on_versions(event.rolled_back.versions)
-                self._session.run_progressed(event.rolled_back.run_step_count)
+                self._session.run_progressed(event.rolled_back.run_step_count, event.rolled_back.run_token_count)
             case "status_changed":
                 self._on_status(event.status_changed)
 

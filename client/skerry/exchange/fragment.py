@@ -428,7 +428,7 @@ def stats_of(session: Session, fragments: Collection[FragmentExchange]) -> Stats
         step_time_s=session.step_time_s,
         versions={fragment.layout.name: fragment.ledger.version for fragment in fragments},
         progress=session.progress,
-        planned_step_count=session.policy.planned_step_count,
+        planned_token_count=session.policy.planned_token_count,
         is_closed=session.is_closed,
         failure=session.failure,
     )

@@ -17,7 +17,7 @@ from skerry.net.transport import LANE_COUNT, Method, Transport
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
-from skerry.stats import Tally
+from skerry.stats import Tally, share_of_plan
 from skerry.v1 import types_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.messages import policy_from_message
@@ -94,7 +94,8 @@ class Session(Reader):
         self.earlier: Trained = UNTRAINED  # counts of earlier processes of the learner, which reports and deltas add
         self.trained: Trained = UNTRAINED
         self.run_step_count: float | None = None  # of the run, as last reported; None before the first answer
-        self._step_count_then = 0
+        self._run_token_count = 0.0
+        self._token_count_then = 0
         self.loss: float | None = None
         self.step_time_s: float | None = None
         self.changed: list[str] = []  # fragments, by the training thread
@@ -115,15 +116,16 @@ class Session(Reader):
         """Whose exchange it is, for a log event."""
         return {"run": self.settings.run, "learner": self.settings.learner_id}
 
-    def run_progressed(self, run_step_count: float) -> None:
-        """Takes note of the run's progress in inner steps."""
-        self.run_step_count, self._step_count_then = run_step_count, self.trained.step_count
+    def run_progressed(self, run_step_count: float, run_token_count: float) -> None:
+        """Takes note of the run's progress in inner steps, and in tokens."""
+        self.run_step_count, self._run_token_count = run_step_count, run_token_count
+        self._token_count_then = self.trained.token_count
 
     @property
     def progress(self) -> float | None:
-        """The run's progress in inner steps: as last reported, plus own steps since; None before the first answer."""
-        steps = self.run_step_count
-        return None if steps is None else steps + self.trained.step_count - self._step_count_then
+        """What `Stats.progress` says: the tokens that the run reported last, and own tokens since."""
+        tokens = self._run_token_count + self.trained.token_count - self._token_count_then
+        return None if self.run_step_count is None else share_of_plan(tokens, self.policy.planned_token_count)
 
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.

@@ -41,12 +41,8 @@ class CallbackLearner:
         self._handled: BaseException | None = None
         self._restoring = ExitStack()  # what is changed in the process while the learner is there
 
-    def begin(
-        self, attach: Callable[..., Learner], *, process_count: int, step_count: int | None, refused: str | None
-    ) -> None:
+    def begin(self, attach: Callable[..., Learner], *, process_count: int, refused: str | None) -> None:
         """Attaches by `attach(**options)`.
-
-        `step_count` is the planned length unless the options have one; None where the trainer does not know it.
 
         Raises:
             ValueError: the weights are not where a learner could change them.
@@ -62,10 +58,9 @@ class CallbackLearner:
         if self.learner is not None:  # the trainer begins anew, with a smaller batch for instance
             self.learner.close()
         self._restoring.close()
-        planned = {} if step_count is None else {"planned_step_count": step_count}
-        self.learner = attach(**{**planned, **self._options})
-        if step_count is None and not self.learner.planned_step_count:
-            _log.warning("the run has no planned length, and the trainer knows none: give planned_step_count")
+        self.learner = attach(**self._options)
+        if not self.learner.planned_token_count:
+            _log.warning("the run has no planned length: give planned_token_count, the tokens of all its learners")
         self._leave_if_the_process_fails()
         if self._leaves_on_signal:
             leave_on_signal(self.learner)

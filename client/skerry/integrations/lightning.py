@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,9 +26,8 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
         Trainer(callbacks=[SkerryCallback(target="syncer:443", run="gemma-12b", tokens_per_step=32 * 1024)]).fit(...)
 
     A step of the run is a step of the optimizer with all its accumulated batches (with several optimizers, of the last
-    one), and the planned length is the trainer's estimate of them, except with manual optimization: give it there.
-    Checkpoints that are saved during training hold this learner's weights and its counts; after `fit` the module has
-    the run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`. Several processes
+    one). Checkpoints that are saved during training hold this learner's weights and its counts; after `fit` the module
+    has the run's weights, merged, which `save_checkpoint` writes. The logs get `skerry/...`. Several processes
     (`devices=2, strategy="ddp"`, `ModelParallelStrategy`) are one learner together.
 
     Where a callback averages the weights, as WeightAveraging and StochasticWeightAveraging do, learners exchange the
@@ -81,12 +79,9 @@ class SkerryCallback(Callback):  # type: ignore[misc]  # untyped
             self.learner.load_state_dict(self._saved)
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # With manual optimization the trainer counts the steps of all optimizers, and does not know when they step.
-        step_count = trainer.estimated_stepping_batches if pl_module.automatic_optimization else math.inf
         self._part.begin(
             partial(attach, pl_module, trainer.optimizers[-1], tokens_per_step=self._tokens_per_step),
             process_count=trainer.world_size,
-            step_count=int(step_count) if 0 < step_count < math.inf else None,
             refused=type(trainer.strategy).__name__ if isinstance(trainer.strategy, _REFUSED) else None,
         )
 

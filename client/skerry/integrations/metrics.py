@@ -19,8 +19,8 @@ def learner_metrics(learner: ArrayLearner) -> dict[str, float]:
     """Returns the numbers of a learner's `stats` that are worth a curve, named `skerry/...`, for any tracker.
 
     `skerry/is_exchanging` is 0 while the syncer can't be reached and once the learner has stopped; `skerry/version` is
-    that of the fragment which has the oldest; `skerry/progress` is the run's, in inner steps. The loss, the progress
-    and the time of a step are missing while they are not known. Cheap enough for every step.
+    that of the fragment which has the oldest; `skerry/progress` is the run's, from 0 to 1. The loss, the progress and
+    the time of a step are missing while they are not known. Cheap enough for every step.
     """
     stats = learner.stats
     values = {name: getattr(stats, name) for name in _LOGGED}

@@ -21,12 +21,11 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
 
         Trainer(..., callbacks=[SkerryCallback(target="syncer:443", run="gemma-12b")]).train()
 
-    A step of the run is a step of the optimizer with all its accumulated batches, the planned length is the trainer's
-    `max_steps`, and the learning rate follows the trainer's own steps. Checkpoints that are saved during training hold
-    this learner's weights. What `save_model` writes afterwards holds the run's weights, merged, and so does the last
-    checkpoint, unless an evaluation ended training. Where the trainer loads its best checkpoint at the end, that is
-    what it has then. A trainer that resumes, with any number of processes, begins with the run's weights and counts its
-    steps on.
+    A step of the run is a step of the optimizer with all its accumulated batches, and the learning rate follows the
+    trainer's own steps. Checkpoints that are saved during training hold this learner's weights. What `save_model`
+    writes afterwards holds the run's weights, merged, and so does the last checkpoint, unless an evaluation ended
+    training. Where the trainer loads its best checkpoint at the end, that is what it has then. A trainer that resumes,
+    with any number of processes, begins with the run's weights and counts its steps on.
 
     An error that ends the process, or Ctrl-C, first sends what was learned, within 10 s. A trainer tells callbacks
     nothing of exceptions, so where you handle them yourself, as in a notebook, call `leave`.
@@ -76,7 +75,6 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc]  # untyped
         self._part.begin(
             partial(Learner, kwargs["model"]),
             process_count=args.world_size,
-            step_count=state.max_steps,
             refused=None if args.deepspeed_plugin is None else "DeepSpeed",
         )
         assert self.learner is not None  # it has begun

@@ -33,7 +33,7 @@ from skerry.ranks.parameters import IslandParameters
 from skerry.ranks.turns import TurnBoundary, Waiting
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
-from skerry.stats import LastWork, Stats, sum_of
+from skerry.stats import LastWork, Stats, share_of_plan, sum_of
 from skerry.v1 import exchange_pb2
 
 _log = get_logger(__name__)
@@ -248,13 +248,14 @@ class ManyRanks(SingleProcess):
         """What the training loop may ask, as of the last meeting; the same at all ranks."""
         own, total = self._exchange.stats, sum_of([report.stats for report in self._reports])
         step_count = own.step_count - total.step_count  # since the meeting
+        share = share_of_plan(own.token_count - total.token_count, total.planned_token_count)
         return replace(
             total,
             step_count=own.step_count,
             token_count=own.token_count,
             unsent_step_count=total.unsent_step_count + step_count,
             loss=own.loss,
-            progress=None if total.progress is None else total.progress + step_count,
+            progress=None if share is None or total.progress is None else min(1.0, total.progress + share),
             failure=self._failure or total.failure,
         )
 

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from skerry.v1 import types_pb2 as skerry_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18skerry/v1/exchange.proto\x12\tskerry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15skerry/v1/types.proto\"\x89\x01\n\rAttachRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.skerry.v1.HelloH\x00\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x18.skerry.v1.LearnerReportH\x00\x12!\n\x05leave\x18\x03 \x01(\x0b\x32\x10.skerry.v1.LeaveH\x00\x42\x06\n\x04kind\"\x98\x01\n\x05Hello\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x12\n\nlearner_id\x18\x04 \x01(\t\x12\x0e\n\x06region\x18\x05 \x01(\t\x12\x12\n\nsession_id\x18\x06 \x01(\t\x12\"\n\x07tensors\x18\x07 \x03(\x0b\x32\x11.skerry.v1.Tensor\"\x07\n\x05Leave\"d\n\x0e\x41ttachResponse\x12\'\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x13.skerry.v1.AttachedH\x00\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x10.skerry.v1.EventH\x00\x42\x06\n\x04kind\"\x95\x01\n\x08\x41ttached\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12-\n\nlease_term\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x07pending\x18\x03 \x03(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x16\n\x0erun_step_count\x18\x04 \x01(\x01\"\xce\x01\n\x10PushDeltaRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.skerry.v1.PushHeaderH\x00\x12$\n\x04part\x18\x02 \x01(\x0b\x32\x14.skerry.v1.PartBeginH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12&\n\x08part_end\x18\x04 \x01(\x0b\x32\x12.skerry.v1.PartEndH\x00\x12+\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x17.skerry.v1.PushCompleteH\x00\x42\x06\n\x04kind\"\xf4\x01\n\nPushHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x12\n\nlearner_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lta_id\x18\x06 \x01(\t\x12\x10\n\x08\x66ragment\x18\x07 \x01(\t\x12\x14\n\x0c\x62\x61se_version\x18\x08 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\t \x01(\x0c\x12\x12\n\nstep_count\x18\n \x01(\x03\x12\x13\n\x0btoken_count\x18\x0b \x01(\x03\x12\x11\n\tlast_step\x18\x0c \x01(\x03\"=\n\tPartBegin\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05numel\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x19\n\x07PartEnd\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x1e\n\x0cPushComplete\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"n\n\x11PushDeltaResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.skerry.v1.PushState\x12\"\n\x04\x66\x61te\x18\x02 \x01(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x10\n\x08position\x18\x03 \x01(\x03\"k\n\x10QueryPushRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65lta_id\x18\x05 \x01(\t\":\n\nStoredPart\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05numel\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\x94\x01\n\x11QueryPushResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.skerry.v1.PushState\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.skerry.v1.StoredPart\x12\"\n\x04\x66\x61te\x18\x03 \x01(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x10\n\x08position\x18\x04 \x01(\x03\"\xd9\x01\n\x13PullFragmentRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x14\n\x0c\x66rom_version\x18\x05 \x01(\x03\x12\x16\n\x0etarget_version\x18\x06 \x01(\x03\x12\x11\n\tis_newest\x18\x07 \x01(\x08\x12%\n\x06resume\x18\x08 \x01(\x0b\x32\x15.skerry.v1.PullResume\x12\x13\n\x0blimit_bytes\x18\t \x01(\x03\"C\n\nPullResume\x12\x0f\n\x07objects\x18\x01 \x03(\t\x12\x14\n\x0cobject_index\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"\x92\x01\n\nPlanObject\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.skerry.v1.ObjectKind\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05numel\x18\x05 \x01(\x03\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\"\x86\x01\n\x08PullPlan\x12\x14\n\x0c\x66rom_version\x18\x01 \x01(\x03\x12*\n\x06target\x18\x02 \x01(\x0b\x32\x1a.skerry.v1.FragmentVersion\x12&\n\x07objects\x18\x03 \x03(\x0b\x32\x15.skerry.v1.PlanObject\x12\x10\n\x08position\x18\x04 \x01(\x03\"h\n\x14PullFragmentResponse\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x13.skerry.v1.PullPlanH\x00\x12#\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x13.skerry.v1.PullDataH\x00\x42\x06\n\x04kind\">\n\x08PullData\x12\x14\n\x0cobject_index\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"D\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x66ter_position\x18\x03 \x01(\x03\"b\n\rWatchResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.skerry.v1.WatchStartH\x00\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x10.skerry.v1.EventH\x00\x42\x06\n\x04kind\"U\n\nWatchStart\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12*\n\x08learners\x18\x02 \x03(\x0b\x32\x18.skerry.v1.LearnerStatus*]\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PUSH_STATE_PARTS_STORED\x10\x01\x12\x17\n\x13PUSH_STATE_ACCEPTED\x10\x02*[\n\nObjectKind\x12\x1b\n\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OBJECT_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12OBJECT_KIND_UPDATE\x10\x02\x32\xf0\x02\n\x08\x45xchange\x12\x41\n\x06\x41ttach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse(\x01\x30\x01\x12H\n\tPushDelta\x12\x1b.skerry.v1.PushDeltaRequest\x1a\x1c.skerry.v1.PushDeltaResponse(\x01\x12\x46\n\tQueryPush\x12\x1b.skerry.v1.QueryPushRequest\x1a\x1c.skerry.v1.QueryPushResponse\x12Q\n\x0cPullFragment\x12\x1e.skerry.v1.PullFragmentRequest\x1a\x1f.skerry.v1.PullFragmentResponse0\x01\x12<\n\x05Watch\x12\x17.skerry.v1.WatchRequest\x1a\x18.skerry.v1.WatchResponse0\x01\x42!\n\tskerry.v1P\x01Z\x12skerry/v1;skerryv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18skerry/v1/exchange.proto\x12\tskerry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15skerry/v1/types.proto\"\x89\x01\n\rAttachRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.skerry.v1.HelloH\x00\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x18.skerry.v1.LearnerReportH\x00\x12!\n\x05leave\x18\x03 \x01(\x0b\x32\x10.skerry.v1.LeaveH\x00\x42\x06\n\x04kind\"\x98\x01\n\x05Hello\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x12\n\nlearner_id\x18\x04 \x01(\t\x12\x0e\n\x06region\x18\x05 \x01(\t\x12\x12\n\nsession_id\x18\x06 \x01(\t\x12\"\n\x07tensors\x18\x07 \x03(\x0b\x32\x11.skerry.v1.Tensor\"\x07\n\x05Leave\"d\n\x0e\x41ttachResponse\x12\'\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x13.skerry.v1.AttachedH\x00\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x10.skerry.v1.EventH\x00\x42\x06\n\x04kind\"\xae\x01\n\x08\x41ttached\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12-\n\nlease_term\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x07pending\x18\x03 \x03(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x16\n\x0erun_step_count\x18\x04 \x01(\x01\x12\x17\n\x0frun_token_count\x18\x05 \x01(\x01\"\xce\x01\n\x10PushDeltaRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.skerry.v1.PushHeaderH\x00\x12$\n\x04part\x18\x02 \x01(\x0b\x32\x14.skerry.v1.PartBeginH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12&\n\x08part_end\x18\x04 \x01(\x0b\x32\x12.skerry.v1.PartEndH\x00\x12+\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x17.skerry.v1.PushCompleteH\x00\x42\x06\n\x04kind\"\xf4\x01\n\nPushHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x12\n\nlearner_id\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lta_id\x18\x06 \x01(\t\x12\x10\n\x08\x66ragment\x18\x07 \x01(\t\x12\x14\n\x0c\x62\x61se_version\x18\x08 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\t \x01(\x0c\x12\x12\n\nstep_count\x18\n \x01(\x03\x12\x13\n\x0btoken_count\x18\x0b \x01(\x03\x12\x11\n\tlast_step\x18\x0c \x01(\x03\"=\n\tPartBegin\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05numel\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x19\n\x07PartEnd\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x1e\n\x0cPushComplete\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"n\n\x11PushDeltaResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.skerry.v1.PushState\x12\"\n\x04\x66\x61te\x18\x02 \x01(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x10\n\x08position\x18\x03 \x01(\x03\"k\n\x10QueryPushRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65lta_id\x18\x05 \x01(\t\":\n\nStoredPart\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05numel\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\x94\x01\n\x11QueryPushResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.skerry.v1.PushState\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.skerry.v1.StoredPart\x12\"\n\x04\x66\x61te\x18\x03 \x01(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x10\n\x08position\x18\x04 \x01(\x03\"\xd9\x01\n\x13PullFragmentRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x14\n\x0c\x66rom_version\x18\x05 \x01(\x03\x12\x16\n\x0etarget_version\x18\x06 \x01(\x03\x12\x11\n\tis_newest\x18\x07 \x01(\x08\x12%\n\x06resume\x18\x08 \x01(\x0b\x32\x15.skerry.v1.PullResume\x12\x13\n\x0blimit_bytes\x18\t \x01(\x03\"C\n\nPullResume\x12\x0f\n\x07objects\x18\x01 \x03(\t\x12\x14\n\x0cobject_index\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"\x92\x01\n\nPlanObject\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.skerry.v1.ObjectKind\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05numel\x18\x05 \x01(\x03\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\"\x86\x01\n\x08PullPlan\x12\x14\n\x0c\x66rom_version\x18\x01 \x01(\x03\x12*\n\x06target\x18\x02 \x01(\x0b\x32\x1a.skerry.v1.FragmentVersion\x12&\n\x07objects\x18\x03 \x03(\x0b\x32\x15.skerry.v1.PlanObject\x12\x10\n\x08position\x18\x04 \x01(\x03\"h\n\x14PullFragmentResponse\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x13.skerry.v1.PullPlanH\x00\x12#\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x13.skerry.v1.PullDataH\x00\x42\x06\n\x04kind\">\n\x08PullData\x12\x14\n\x0cobject_index\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"D\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x66ter_position\x18\x03 \x01(\x03\"b\n\rWatchResponse\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.skerry.v1.WatchStartH\x00\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x10.skerry.v1.EventH\x00\x42\x06\n\x04kind\"U\n\nWatchStart\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12*\n\x08learners\x18\x02 \x03(\x0b\x32\x18.skerry.v1.LearnerStatus*]\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PUSH_STATE_PARTS_STORED\x10\x01\x12\x17\n\x13PUSH_STATE_ACCEPTED\x10\x02*[\n\nObjectKind\x12\x1b\n\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OBJECT_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12OBJECT_KIND_UPDATE\x10\x02\x32\xf0\x02\n\x08\x45xchange\x12\x41\n\x06\x41ttach\x12\x18.skerry.v1.AttachRequest\x1a\x19.skerry.v1.AttachResponse(\x01\x30\x01\x12H\n\tPushDelta\x12\x1b.skerry.v1.PushDeltaRequest\x1a\x1c.skerry.v1.PushDeltaResponse(\x01\x12\x46\n\tQueryPush\x12\x1b.skerry.v1.QueryPushRequest\x1a\x1c.skerry.v1.QueryPushResponse\x12Q\n\x0cPullFragment\x12\x1e.skerry.v1.PullFragmentRequest\x1a\x1f.skerry.v1.PullFragmentResponse0\x01\x12<\n\x05Watch\x12\x17.skerry.v1.WatchRequest\x1a\x18.skerry.v1.WatchResponse0\x01\x42!\n\tskerry.v1P\x01Z\x12skerry/v1;skerryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'skerry.v1.exchange_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\tskerry.v1P\001Z\022skerry/v1;skerryv1'
-  _globals['_PUSHSTATE']._serialized_start=2664
-  _globals['_PUSHSTATE']._serialized_end=2757
-  _globals['_OBJECTKIND']._serialized_start=2759
-  _globals['_OBJECTKIND']._serialized_end=2850
+  _globals['_PUSHSTATE']._serialized_start=2689
+  _globals['_PUSHSTATE']._serialized_end=2782
+  _globals['_OBJECTKIND']._serialized_start=2784
+  _globals['_OBJECTKIND']._serialized_end=2875
   _globals['_ATTACHREQUEST']._serialized_start=95
   _globals['_ATTACHREQUEST']._serialized_end=232
   _globals['_HELLO']._serialized_start=235
@@ -47,43 +47,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHRESPONSE']._serialized_start=398
   _globals['_ATTACHRESPONSE']._serialized_end=498
   _globals['_ATTACHED']._serialized_start=501
-  _globals['_ATTACHED']._serialized_end=650
-  _globals['_PUSHDELTAREQUEST']._serialized_start=653
-  _globals['_PUSHDELTAREQUEST']._serialized_end=859
-  _globals['_PUSHHEADER']._serialized_start=862
-  _globals['_PUSHHEADER']._serialized_end=1106
-  _globals['_PARTBEGIN']._serialized_start=1108
-  _globals['_PARTBEGIN']._serialized_end=1169
-  _globals['_PARTEND']._serialized_start=1171
-  _globals['_PARTEND']._serialized_end=1196
-  _globals['_PUSHCOMPLETE']._serialized_start=1198
-  _globals['_PUSHCOMPLETE']._serialized_end=1228
-  _globals['_PUSHDELTARESPONSE']._serialized_start=1230
-  _globals['_PUSHDELTARESPONSE']._serialized_end=1340
-  _globals['_QUERYPUSHREQUEST']._serialized_start=1342
-  _globals['_QUERYPUSHREQUEST']._serialized_end=1449
-  _globals['_STOREDPART']._serialized_start=1451
-  _globals['_STOREDPART']._serialized_end=1509
-  _globals['_QUERYPUSHRESPONSE']._serialized_start=1512
-  _globals['_QUERYPUSHRESPONSE']._serialized_end=1660
-  _globals['_PULLFRAGMENTREQUEST']._serialized_start=1663
-  _globals['_PULLFRAGMENTREQUEST']._serialized_end=1880
-  _globals['_PULLRESUME']._serialized_start=1882
-  _globals['_PULLRESUME']._serialized_end=1949
-  _globals['_PLANOBJECT']._serialized_start=1952
-  _globals['_PLANOBJECT']._serialized_end=2098
-  _globals['_PULLPLAN']._serialized_start=2101
-  _globals['_PULLPLAN']._serialized_end=2235
-  _globals['_PULLFRAGMENTRESPONSE']._serialized_start=2237
-  _globals['_PULLFRAGMENTRESPONSE']._serialized_end=2341
-  _globals['_PULLDATA']._serialized_start=2343
-  _globals['_PULLDATA']._serialized_end=2405
-  _globals['_WATCHREQUEST']._serialized_start=2407
-  _globals['_WATCHREQUEST']._serialized_end=2475
-  _globals['_WATCHRESPONSE']._serialized_start=2477
-  _globals['_WATCHRESPONSE']._serialized_end=2575
-  _globals['_WATCHSTART']._serialized_start=2577
-  _globals['_WATCHSTART']._serialized_end=2662
-  _globals['_EXCHANGE']._serialized_start=2853
-  _globals['_EXCHANGE']._serialized_end=3221
+  _globals['_ATTACHED']._serialized_end=675
+  _globals['_PUSHDELTAREQUEST']._serialized_start=678
+  _globals['_PUSHDELTAREQUEST']._serialized_end=884
+  _globals['_PUSHHEADER']._serialized_start=887
+  _globals['_PUSHHEADER']._serialized_end=1131
+  _globals['_PARTBEGIN']._serialized_start=1133
+  _globals['_PARTBEGIN']._serialized_end=1194
+  _globals['_PARTEND']._serialized_start=1196
+  _globals['_PARTEND']._serialized_end=1221
+  _globals['_PUSHCOMPLETE']._serialized_start=1223
+  _globals['_PUSHCOMPLETE']._serialized_end=1253
+  _globals['_PUSHDELTARESPONSE']._serialized_start=1255
+  _globals['_PUSHDELTARESPONSE']._serialized_end=1365
+  _globals['_QUERYPUSHREQUEST']._serialized_start=1367
+  _globals['_QUERYPUSHREQUEST']._serialized_end=1474
+  _globals['_STOREDPART']._serialized_start=1476
+  _globals['_STOREDPART']._serialized_end=1534
+  _globals['_QUERYPUSHRESPONSE']._serialized_start=1537
+  _globals['_QUERYPUSHRESPONSE']._serialized_end=1685
+  _globals['_PULLFRAGMENTREQUEST']._serialized_start=1688
+  _globals['_PULLFRAGMENTREQUEST']._serialized_end=1905
+  _globals['_PULLRESUME']._serialized_start=1907
+  _globals['_PULLRESUME']._serialized_end=1974
+  _globals['_PLANOBJECT']._serialized_start=1977
+  _globals['_PLANOBJECT']._serialized_end=2123
+  _globals['_PULLPLAN']._serialized_start=2126
+  _globals['_PULLPLAN']._serialized_end=2260
+  _globals['_PULLFRAGMENTRESPONSE']._serialized_start=2262
+  _globals['_PULLFRAGMENTRESPONSE']._serialized_end=2366
+  _globals['_PULLDATA']._serialized_start=2368
+  _globals['_PULLDATA']._serialized_end=2430
+  _globals['_WATCHREQUEST']._serialized_start=2432
+  _globals['_WATCHREQUEST']._serialized_end=2500
+  _globals['_WATCHRESPONSE']._serialized_start=2502
+  _globals['_WATCHRESPONSE']._serialized_end=2600
+  _globals['_WATCHSTART']._serialized_start=2602
+  _globals['_WATCHSTART']._serialized_end=2687
+  _globals['_EXCHANGE']._serialized_start=2878
+  _globals['_EXCHANGE']._serialized_end=3246
 # @@protoc_insertion_point(module_scope)

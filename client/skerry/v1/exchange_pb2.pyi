@@ -239,8 +239,11 @@ class Attached(_message.Message):
     LEASE_TERM_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     run_step_count: _builtins.float
     """The run's progress in inner steps; see VersionCommitted.run_step_count."""
+    run_token_count: _builtins.float
+    """The run's progress in tokens; see VersionCommitted.run_token_count."""
     @_builtins.property
     def run(self) -> _types_pb2.Run:
         """The run."""
@@ -265,10 +268,11 @@ class Attached(_message.Message):
         lease_term: _duration_pb2.Duration | None = ...,
         pending: _abc.Iterable[_types_pb2.DeltaFate] | None = ...,
         run_step_count: _builtins.float = ...,
+        run_token_count: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_term", b"lease_term", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_term", b"lease_term", "pending", b"pending", "run", b"run", "run_step_count", b"run_step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_term", b"lease_term", "pending", b"pending", "run", b"run", "run_step_count", b"run_step_count", "run_token_count", b"run_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,8 +139,8 @@ class _OuterScheduleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OuterSc
 class OuterSchedule(_OuterSchedule, metaclass=_OuterScheduleEnumTypeWrapper):
     """How outer momentum depends on n = 1 + S' / 24, where S' counts the run's inner steps since the fragment's momentum
     began. If the policy plans a length and the schedule is not constant, momentum is also multiplied by
-    min(1, max(0, planned_step_count - S) / E), where E = min(8 H, planned_step_count / 8) and S counts the run's inner
-    steps since it began.
+    min(1, max(0, 1 - a) / E), where E = min(1 / 8, 8 * a * H / S). S counts the fragment's inner steps since the run
+    began, and a is its tokens since then as a share of planned_token_count (VersionCommitted has both counts).
     """
 
 OUTER_SCHEDULE_UNSPECIFIED: OuterSchedule.ValueType  # 0
@@ -679,7 +679,7 @@ class Policy(_message.Message):
     QUARANTINE_RATIO_FIELD_NUMBER: _builtins.int
     LEASE_TERM_FIELD_NUMBER: _builtins.int
     SNAPSHOT_RATIO_FIELD_NUMBER: _builtins.int
-    PLANNED_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    PLANNED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     KEPT_VERSION_COUNT_FIELD_NUMBER: _builtins.int
     KEPT_HOURS_FIELD_NUMBER: _builtins.int
     KEPT_DAY_COUNT_FIELD_NUMBER: _builtins.int
@@ -717,11 +717,11 @@ class Policy(_message.Message):
     """The syncer writes a snapshot when the updates since the last one have this many times a snapshot's bytes, or when
     there are 512 of them. Default 1.
     """
-    planned_step_count: _builtins.int
-    """Inner steps after which the run is meant to end, as VersionCommitted.run_step_count counts them; 0 to 10^12. Outer
-    momentum falls linearly to 0 over the last eight rounds, or over the last eighth of a shorter run, unless its
-    schedule is constant. The run does not end by itself: after this many steps it continues without momentum. 0
-    (default): not known.
+    planned_token_count: _builtins.int
+    """Tokens that all learners together are meant to train in the run, as VersionCommitted.run_token_count counts them; 0
+    to 10^18. Outer momentum falls linearly to 0 over the last eight rounds, or over the last eighth of a shorter run,
+    unless its schedule is constant. The run does not end by itself: after this many tokens it continues without
+    momentum. 0 (default): not known.
     """
     kept_version_count: _builtins.int
     """Collections keep this many of the newest versions of each fragment whole, so that they can be replayed: weights,
@@ -784,16 +784,16 @@ class Policy(_message.Message):
         quarantine_ratio: _builtins.float | None = ...,
         lease_term: _duration_pb2.Duration | None = ...,
         snapshot_ratio: _builtins.float | None = ...,
-        planned_step_count: _builtins.int | None = ...,
+        planned_token_count: _builtins.int | None = ...,
         kept_version_count: _builtins.int | None = ...,
         kept_hours: _builtins.float | None = ...,
         kept_day_count: _builtins.int | None = ...,
         pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
         enrols_by_run: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_step_count", b"_planned_step_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_step_count", b"planned_step_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -811,8 +811,8 @@ class Policy(_message.Message):
     _WhichOneofArgType__kept_version_count: _TypeAlias = _typing.Literal["_kept_version_count", b"_kept_version_count"]  # noqa: Y015
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
-    _WhichOneofReturnType__planned_step_count: _TypeAlias = _typing.Literal["planned_step_count"]  # noqa: Y015
-    _WhichOneofArgType__planned_step_count: _TypeAlias = _typing.Literal["_planned_step_count", b"_planned_step_count"]  # noqa: Y015
+    _WhichOneofReturnType__planned_token_count: _TypeAlias = _typing.Literal["planned_token_count"]  # noqa: Y015
+    _WhichOneofArgType__planned_token_count: _TypeAlias = _typing.Literal["_planned_token_count", b"_planned_token_count"]  # noqa: Y015
     _WhichOneofReturnType__quarantine_ratio: _TypeAlias = _typing.Literal["quarantine_ratio"]  # noqa: Y015
     _WhichOneofArgType__quarantine_ratio: _TypeAlias = _typing.Literal["_quarantine_ratio", b"_quarantine_ratio"]  # noqa: Y015
     _WhichOneofReturnType__quorum_count: _TypeAlias = _typing.Literal["quorum_count"]  # noqa: Y015
@@ -838,7 +838,7 @@ class Policy(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_step_count) -> _WhichOneofReturnType__planned_step_count | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_token_count) -> _WhichOneofReturnType__planned_token_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quarantine_ratio) -> _WhichOneofReturnType__quarantine_ratio | None: ...
     @_typing.overload
@@ -1371,6 +1371,7 @@ class VersionCommitted(_message.Message):
     UPDATE_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PARTICIPATION_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     update_size_bytes: _builtins.int
     """Size of the update that leads to it."""
     participation: _builtins.float
@@ -1381,8 +1382,13 @@ class VersionCommitted(_message.Message):
     outage of all learners it is the steps of the shortest delta. An outage is assumed if every delta has more than H
     steps, rho is at least 0.75, and the run's progress is less than H / 2 beyond the last merged work of each learner,
     which is the progress of that work's base plus its steps, but at most the progress of the version that it was
-    merged into. Learning-rate schedules SHOULD follow this number plus a learner's own steps since, so that all
-    learners are at the same point of the schedule.
+    merged into.
+    """
+    run_token_count: _builtins.float
+    """The run's progress in tokens: the tokens of all deltas merged into a fragment, as the mean over fragments. Where a
+    delta has more than 100 times the median of what two or more other learners bring, that median counts instead.
+    Learning-rate schedules SHOULD follow this number plus a learner's own tokens since, as a share of
+    Policy.planned_token_count, so that all learners are at the same point of the schedule.
     """
     @_builtins.property
     def version(self) -> Global___FragmentVersion:
@@ -1400,10 +1406,11 @@ class VersionCommitted(_message.Message):
         update_size_bytes: _builtins.int = ...,
         participation: _builtins.float = ...,
         run_step_count: _builtins.float = ...,
+        run_token_count: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["merged", b"merged", "participation", b"participation", "run_step_count", b"run_step_count", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["merged", b"merged", "participation", b"participation", "run_step_count", b"run_step_count", "run_token_count", b"run_token_count", "update_size_bytes", b"update_size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1442,8 +1449,11 @@ class RolledBack(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     SOURCE_VERSIONS_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     run_step_count: _builtins.float
-    """The run's progress from here on; see VersionCommitted.run_step_count."""
+    """The run's progress in inner steps from here on; see VersionCommitted.run_step_count."""
+    run_token_count: _builtins.float
+    """The run's progress in tokens from here on; see VersionCommitted.run_token_count."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
         """New versions, one for each fragment that was rolled back."""
@@ -1458,10 +1468,11 @@ class RolledBack(_message.Message):
         versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
         source_versions: _abc.Iterable[_builtins.int] | None = ...,
         run_step_count: _builtins.float = ...,
+        run_token_count: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_step_count", b"run_step_count", "source_versions", b"source_versions", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_step_count", b"run_step_count", "run_token_count", b"run_token_count", "source_versions", b"source_versions", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

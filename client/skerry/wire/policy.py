@@ -71,7 +71,7 @@ class Policy:
     quarantine_ratio: Annotated[float, Meta(ge=0, le=1e9)] = 1000.0
     lease_term_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 15.0
     snapshot_ratio: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    planned_step_count: Annotated[int, Meta(ge=0, le=10**12)] = 0
+    planned_token_count: Annotated[int, Meta(ge=0, le=10**18)] = 0
     kept_version_count: Annotated[int, Meta(ge=1, le=1_000_000)] = 8
     kept_hours: Annotated[float, Meta(ge=0, le=1_000_000)] = 1.0
     kept_day_count: Annotated[int, Meta(ge=0, le=100_000)] = 30

@@ -171,12 +171,12 @@ def _round(state: RunState, closing: ClosedItem, policy: Policy) -> Round:
 
 def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Round) -> OuterStep:
     fragment = state.fragments[closing.fragment]
-    step_count = fragment.versions[closing.version - 1].step_count
+    base, planned = fragment.versions[closing.version - 1], policy.planned_token_count
     momentum = momentum_at(
         policy.outer,
-        momentum_steps=max(step_count - fragment.momentum_from, 0.0),
-        run_steps=step_count,
-        planned_step_count=policy.planned_step_count,
+        momentum_steps=max(base.step_count - fragment.momentum_from, 0.0),
+        run_steps=base.step_count,
+        share=base.token_count / planned if planned else 0.0,
         inner_step_count=policy.inner_step_count,
     )
     rate = learning_rate_at(policy.outer, merged.rule, delta_count=len(merged.weights))

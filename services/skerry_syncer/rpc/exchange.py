@@ -240,7 +240,8 @@ def _client(context: Any) -> str:
 def _attached(replica: RunReplica, learner: str) -> v1.Attached:
     state = replica.state
     pending = [delta for delta in state.deltas.values() if delta.fate is Fate.PENDING and delta.item.learner == learner]
-    attached = v1.Attached(run=run_message(state), pending=map(fate_message, pending), run_step_count=state.step_count)
+    attached = v1.Attached(run=run_message(state), pending=map(fate_message, pending))
+    attached.run_step_count, attached.run_token_count = state.step_count, state.token_count
     return fill(attached, {"lease_term_s": state.policy.lease_term_s})
 
 

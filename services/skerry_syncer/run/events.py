@@ -68,7 +68,8 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             committed = event.version_committed
             _fill_version(committed, item, outcome.decided)
             committed.update_size_bytes = sum(ref.size_bytes for ref in item.update)
-            committed.participation, committed.run_step_count = record.close.participation, state.step_count
+            committed.participation = record.close.participation
+            committed.run_step_count, committed.run_token_count = state.step_count, state.token_count
         case SnapshotItem() as item if outcome.decided:  # the initial weights became version 0
             _fill_version(event.version_committed, item, outcome.decided)
             event.version_committed.participation = 1.0
@@ -80,7 +81,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
                 version_message(target.fragment, target.version, target.digest) for target in item.fragments
             )
             rolled_back.source_versions.extend(target.source_version for target in item.fragments)
-            rolled_back.run_step_count = state.step_count
+            rolled_back.run_step_count, rolled_back.run_token_count = state.step_count, state.token_count
         case StatusItem() as item:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:

@@ -44,7 +44,7 @@ class _Spy(lightning.Callback):  # type: ignore[misc]  # untyped
         if self.skerry.learner is not None:
             self.learner = self.skerry.learner
             self.counts.append((self.learner.stats.step_count, self.learner.stats.token_count))
-            self.planned = self.learner.planned_step_count
+            self.planned = self.learner.planned_token_count
             self.logged |= trainer.logged_metrics
 
 
@@ -70,13 +70,12 @@ def test_two_islands_one_is_killed_and_the_merged_checkpoint_loads(target: str, 
     assert_merged(target, "lightning", dict(loaded.named_parameters()))
 
 
-def test_accumulated_batches_are_one_step_of_a_run_with_the_trainers_length(target: str) -> None:
+def test_accumulated_batches_are_one_step_of_the_run(target: str) -> None:
     skerry = _callback(target, tokens_per_step=lambda: 3)
     spy = _Spy(skerry)
     module = Rotation()
     _fit(module, skerry, spy, accumulate_grad_batches=2)
     assert spy.counts == [(batch // 2, batch // 2 * 3) for batch in range(1, 9)]
-    assert spy.planned == 4
     assert spy.logged["skerry/is_exchanging"] == 1.0
     assert skerry.learner is None
     assert_merged(target, "pl", dict(module.named_parameters()))
@@ -217,23 +216,21 @@ class _Manual(Rotation):
 
 
 @pytest.mark.parametrize("planned", [None, 4])
-def test_the_length_of_manual_optimization_is_not_guessed(
+def test_steps_of_manual_optimization_are_those_of_the_last_optimizer_and_a_plan_is_asked_for(
     target: str, caplog: pytest.LogCaptureFixture, planned: int | None
 ) -> None:
-    skerry = _callback(target, **({} if planned is None else {"planned_step_count": planned}))
+    skerry = _callback(target, **({} if planned is None else {"planned_token_count": planned}))
     spy = _Spy(skerry)
     trainer = _fit(_Manual(), skerry, spy, max_epochs=None, max_steps=8)
     assert trainer.global_step == 8
     assert [count for count, _ in spy.counts] == [1, 2, 3, 4]
     assert spy.planned == (planned or 0)
-    assert caplog.text.count("give planned_step_count") == (planned is None)
+    assert caplog.text.count("give planned_token_count") == (planned is None)
 
 
 def test_fsdp1_is_refused_by_name(target: str) -> None:
     strategy = object.__new__(FSDPStrategy)  # it is made on GPUs only, and so is its trainer
-    trainer: Any = SimpleNamespace(
-        strategy=strategy, world_size=2, optimizers=[None], estimated_stepping_batches=8, callbacks=[]
-    )
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=2, optimizers=[None], callbacks=[])
     with pytest.raises(ValueError, match="strategy=FSDPStrategy"):
         _callback(target).on_train_start(trainer, Rotation())
     with RunsClient(target) as runs:

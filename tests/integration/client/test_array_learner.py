@@ -36,7 +36,7 @@ SENSELESS: dict[str, list[Any]] = {
     "learner_id": ["", " ", "py thon", "us/x", "..", "x" * 65],
     "region": [" ", "a b", "a/b"],
     "policy": [{}, "mean"],
-    "planned_step_count": [-1, 10**13, float("nan"), 1.5],
+    "planned_token_count": [-1, 10**19, float("nan"), 1.5],
     "fragment_count": [0, -1, 1.5],
     "connect_timeout_s": [0, -1, float("nan"), float("inf"), 1e300],
     "tls": ["", "on", Tls("missing.pem"), Tls(cert="missing.pem")],

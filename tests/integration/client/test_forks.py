@@ -115,7 +115,7 @@ with RunsClient(target) as client, learn() as learner:
         nothing,
         learner.close,
         learner.leave_soon,
-        lambda: (learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_step_count),
+        lambda: (learner.stats, learner.progress, learner.failure, learner.is_closed, learner.planned_token_count),
         delete_learner,
         client.close,
         events.close,

@@ -53,7 +53,7 @@ def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str,
     steps: list[Any] = []
     # The first island's group is that of its model.
     group: dict[str, Any] = {"process_group": groups[number]} if number else {}
-    with learner_of(model, rank, learner_id=f"island-{number}", **group) as learner:
+    with learner_of(model, rank, learner_id=f"island-{number}", planned_token_count=10**6, **group) as learner:
         began = weights_digest(model)
         while min(learner.stats.versions.values()) < version:
             with model.no_sync():
@@ -62,7 +62,8 @@ def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str,
             optimizer.step()
             optimizer.zero_grad()
             changed = learner.step(tokens=10 + rank.number, loss=float(rank.number))
-            steps.append((changed, weights_digest(model), learner.stats.step_count, learner.stats.token_count))
+            stats = learner.stats
+            steps.append((changed, weights_digest(model), stats.step_count, stats.token_count, stats.progress))
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
 
 

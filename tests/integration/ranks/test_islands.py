@@ -18,7 +18,10 @@ def test_all_ranks_have_the_same_weights_after_every_step(target: str, tmp_path:
     assert all(rank == ranks[0] for rank in ranks[1:])
     steps, stats = ranks[0]["steps"], ranks[0]["stats"]
     assert sum(bool(changed) for changed, *_ in steps) >= 3
-    assert steps[-1][2:] == (len(steps), len(steps) * sum(10 + rank for rank in range(count)))
+    step_tokens = sum(10 + rank for rank in range(count))
+    assert steps[-1][2:4] == (len(steps), len(steps) * step_tokens)
+    assert steps[0][4] == pytest.approx(step_tokens / 10**6)
+    assert steps[0][4] < steps[-1][4] < 1
     assert stats.loss == (count - 1) / 2
     assert stats.deltas_merged > 0
     assert ranks[0]["failure"] is None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step, settling_steps
+from skerry.algorithm.outer import OuterStep, learning_rate_at, momentum_at, outer_step, settling_share
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule
 
 OUTER = OuterOptimizer(learning_rate=0.8, momentum=0.8)
 CONSTANT = OuterOptimizer(learning_rate=0.7, momentum=0.9, schedule=OuterSchedule.CONSTANT)
 
 
-def momentum(steps: float, *, planned: int = 0, outer: OuterOptimizer = OUTER) -> float:
-    return momentum_at(outer, momentum_steps=steps, run_steps=steps, planned_step_count=planned, inner_step_count=24)
+def momentum(steps: float, *, share: float = 0.0, outer: OuterOptimizer = OUTER) -> float:
+    return momentum_at(outer, momentum_steps=steps, run_steps=steps, share=share, inner_step_count=24)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 1 / 4), (24, 2 / 5), (48, 1 / 2), (264, 0.8), (10_000, 0.8)])
@@ -20,18 +20,30 @@ def test_momentum_warms_up_by_the_steps_behind_it(steps: float, expected: float)
     assert momentum(steps) == pytest.approx(expected, rel=1e-15)
 
 
-def test_momentum_falls_to_nothing_at_the_planned_end() -> None:
-    # over the last 8 * 24 = 192 steps of 3000
-    assert settling_steps(3000, 24) == 192
-    assert [momentum(steps, planned=3000) for steps in (2808, 2904, 3000, 4000)] == pytest.approx([0.8, 0.4, 0, 0])
+def test_momentum_of_equal_learners_falls_over_the_last_eight_rounds() -> None:
+    # over the last 8 * 24 = 192 steps of 3000, a share of 0.064
+    assert settling_share(0.5, 1500, 24) == pytest.approx(0.064)
+    momenta = [momentum(steps, share=steps / 3000) for steps in (2808, 2904, 3000, 4000)]
+    assert momenta == pytest.approx([0.8, 0.4, 0, 0])
+
+
+def test_momentum_falls_by_the_tokens_however_many_the_runs_clock_counts_a_step() -> None:
+    # 1000 steps brought the first half of the tokens: 2000 steps in all, and the share of eight rounds is 0.096.
+    assert settling_share(0.5, 1000, 24) == pytest.approx(0.096)
+    # After 1600 steps a hundredth of the tokens is left: E = 8 * 0.99 * 24 / 1600 = 0.1188.
+    assert momentum(1600, share=0.99) == pytest.approx(0.8 * 0.01 / 0.1188)
+    assert momentum(1600, share=1.0) == 0
+    # The clock is far ahead of the tokens: 0.2 of them are left, and E = 8 * 0.8 * 24 / 4000 = 0.0384.
+    assert momentum(4000, share=0.8) == 0.8
 
 
 def test_a_short_run_settles_over_its_last_eighth() -> None:
-    assert settling_steps(800, 24) == 100
+    assert settling_share(0.5, 400, 24) == 0.125
+    assert settling_share(0.5, 0, 24) == 0.125
 
 
 def test_a_constant_schedule_is_as_it_is_stated() -> None:
-    assert momentum(3000, planned=3000, outer=CONSTANT) == 0.9
+    assert momentum(3000, share=1.0, outer=CONSTANT) == 0.9
     assert learning_rate_at(CONSTANT, MergeRule.RDA, delta_count=4) == 0.7
 
 

@@ -11,6 +11,7 @@ from skerry.algorithm.rounds import (
     delta_weight,
     outage_length,
     participation,
+    planned_tokens,
     round_length,
     rounds_behind,
     share_of_length,
@@ -38,6 +39,13 @@ def test_the_median_of_two_others_is_their_mean() -> None:
 
 def test_of_two_learners_neither_is_capped() -> None:
     assert weight_bounds({"a": 1.0, "b": 1e9}, weight_cap=2.0) == {"a": math.inf, "b": math.inf}
+
+
+def test_tokens_of_a_large_learner_count_in_full_for_the_plan_and_impossible_ones_as_the_others_median() -> None:
+    brought = {"a": 10_000.0, "b": 100.0, "c": 300.0}
+    assert planned_tokens([("a", 10_000), ("b", 100)], brought) == 10_100
+    assert planned_tokens([("a", 10_000), ("a", 21_000), ("b", 100)], brought) == 10_000 + 200 + 100
+    assert planned_tokens([("a", 10**9), ("b", 1)], {"a": 1e9, "b": 1.0}) == 10**9 + 1, "of two neither is doubted"
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(0, 0), (11, 0), (12, 1), (35, 1), (36, 2)])

@@ -36,7 +36,7 @@ def test_what_is_shown_can_be_set() -> None:
         delay_step_count=12,
         merge_by_fragment={"embedding": MergeRule.MEAN},
         lease_term_s=7.0,
-        planned_step_count=5000,
+        planned_token_count=5000,
         enrols_by_run=True,
     )
     assert policy_text.apply([f"{name}={value}" for name, value in policy_text.rows(shown)], Policy()) == shown

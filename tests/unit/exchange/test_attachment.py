@@ -24,11 +24,12 @@ LAYOUT = FragmentLayout("f", (TensorSpec("w", (2,)),))
 PENDING = types_pb2.DeltaFate(fragment="f", delta_id="d", fate=types_pb2.FATE_PENDING)
 
 
-def attached(step_count: float = 40.0, **fields: Any) -> v1.AttachResponse:
+def attached(planned_token_count: int = 0, **fields: Any) -> v1.AttachResponse:
     """Returns the syncer's first answer."""
-    run = types_pb2.Run(name="fit", uid="u", position=5, status=types_pb2.RUN_STATUS_OPEN)
+    policy = types_pb2.Policy(planned_token_count=planned_token_count)
+    run = types_pb2.Run(name="fit", uid="u", position=5, status=types_pb2.RUN_STATUS_OPEN, policy=policy)
     lease = Duration(seconds=3)
-    return v1.AttachResponse(attached=v1.Attached(run=run, lease_term=lease, run_step_count=step_count, **fields))
+    return v1.AttachResponse(attached=v1.Attached(run=run, lease_term=lease, run_token_count=400, **fields))
 
 
 def event(position: int, **fields: Any) -> v1.AttachResponse:
@@ -92,21 +93,38 @@ async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_good
     assert [(adopted.fragment, adopted.version) for adopted in report.adopted] == [("f", 3)]
 
 
-async def test_progress_is_what_was_reported_and_the_steps_since() -> None:
-    world = World([attached(step_count=40.0)])
+async def test_progress_is_the_share_that_was_reported_and_the_own_tokens_since() -> None:
+    world = World([attached(1000)])
     seen = [world.session.progress]
     await world.live()
-    seen.append(world.session.progress)
-    world.session.trained = Trained(6, 60)
-    assert [*seen, world.session.progress] == [None, 40.0, 42.0]
+    for token_count in (40, 60, 10**6):
+        world.session.trained = Trained(6, token_count)
+        seen.append(world.session.progress)
+    assert seen == [None, 0.4, 0.42, 1.0]
+
+
+async def test_a_run_without_a_plan_has_no_progress() -> None:
+    world = World([attached()])
+    await world.live()
+    assert world.session.progress is None
+
+
+async def test_progress_falls_back_by_a_roll_back_and_follows_a_new_plan() -> None:
+    world = World([
+        attached(1000),
+        event(6, rolled_back=types_pb2.RolledBack(run_token_count=100.0)),
+        event(7, policy_changed=types_pb2.Policy(planned_token_count=500)),
+    ])  # fmt: skip
+    await world.live()
+    assert world.session.progress == 0.2
 
 
 async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
     committed = types_pb2.VersionCommitted(
-        version=types_pb2.FragmentVersion(fragment="f", version=4), run_step_count=44.0
+        version=types_pb2.FragmentVersion(fragment="f", version=4), run_token_count=440.0
     )
     world = World([
-        attached(),
+        attached(1000),
         event(6, policy_changed=types_pb2.Policy(inner_step_count=7)),
         event(9, version_committed=committed),
         event(10, status_changed=types_pb2.RUN_STATUS_CLOSED),
@@ -115,7 +133,7 @@ async def test_events_tell_of_versions_policy_and_the_end_of_the_run() -> None:
     assert world.session.position == 10
     assert world.session.policy.inner_step_count == 7
     assert world.fragment._newest_version == 4
-    assert world.session.progress == 44.0
+    assert world.session.progress == 0.44
     assert world.session.is_closed
 
 

@@ -22,6 +22,7 @@ from tests.support.serve_process import ServeProcess, serve_process
 from tests.support.small_disk import fill, small_disk
 
 _SMALL = ("--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
+_STEP_TOKENS = 2 * 64
 _ALONE = (*_SMALL, "--alone")
 _LONG = ("--steps", "1000000")
 
@@ -83,17 +84,26 @@ def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("stated", "planned"), [({}, 40), ({"planned_step_count": 0, "inner_step_count": 2}, 0)])
-async def test_the_run_that_it_creates_is_planned_for_its_schedule_unless_the_policy_says_otherwise(
-    tmp_path: Path, stated: dict[str, int], planned: int
+@pytest.mark.parametrize(
+    ("options", "stated", "planned"),
+    [
+        (("--shard", "2/3"), {}, 3 * 40 * _STEP_TOKENS),
+        (("--shard", "2/3"), {"planned_token_count": 0, "inner_step_count": 2}, 0),
+        (("--shard", "2/3", "--planned-tokens", "1000"), {}, 1000),
+        ((), {}, 0),  # nobody knows how many learners there will be
+    ],
+)
+async def test_the_run_that_it_creates_is_planned_for_as_many_learners_as_shards_unless_the_plan_is_stated(
+    tmp_path: Path, options: tuple[str, ...], stated: dict[str, int], planned: int
 ) -> None:
     (tmp_path / "policy.json").write_text(json.dumps(stated))
     async with serve_process("memory://", tmp_path) as server:
-        words = (*_SMALL, "fit", "--steps", "3", "--horizon", "40", "--policy", tmp_path / "policy.json")
-        output_of(*words, "--target", address(server), "--work-dir", tmp_path / "work")
+        words = (*_SMALL, "fit", "--steps", "3", "--horizon", "40", *options)
+        files = ("--policy", tmp_path / "policy.json", "--work-dir", tmp_path / "work")
+        output_of(*words, "--target", address(server), *files)
         with RunsClient(address(server)) as client:
             policy = client.get_policy("fit")
-    assert policy.planned_step_count == planned
+    assert policy.planned_token_count == planned
     assert policy.inner_step_count == stated.get("inner_step_count", 24)
 
 
@@ -151,7 +161,7 @@ async def test_it_trains_over_mutual_tls(tmp_path: Path) -> None:
         tls = ("--tls-ca", keys / "ca.pem", "--tls-cert", keys / "us.pem", "--tls-key", keys / "us.key")
         output_of(*words, "--target", address(server), *tls)
         with RunsClient(address(server), tls=tls_of(keys, "us")) as client:
-            assert client.get_policy("fit").planned_step_count == 3
+            assert client.get_policy("fit").inner_step_count == 24
     finally:
         await server.stop()
 

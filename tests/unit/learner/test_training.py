@@ -42,7 +42,6 @@ class ScriptedLearner:
     """A learner of the client whose run says what a test wants it to say."""
 
     progress: float | None = None
-    planned_step_count: int = 0
     is_closed: bool = False
     is_flushed: bool = True
     on_step: Callable[[], None] = lambda: None
@@ -161,7 +160,7 @@ def test_a_stop_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> Non
 
 
 def test_the_learning_rate_follows_the_run_where_the_run_is_ahead(tmp_path: Path) -> None:
-    behind = _train(_settings(tmp_path / "behind"), ScriptedLearner(progress=50.0))
+    behind = _train(_settings(tmp_path / "behind"), ScriptedLearner(progress=0.85))
     ahead = _train(_settings(tmp_path / "ahead"), ScriptedLearner(progress=0.0))
     assert len({line["learning_rate"] for line in behind}) == 1
     assert behind[0]["learning_rate"] < 0.25e-2

@@ -68,7 +68,7 @@ def test_a_policy_survives_its_message() -> None:
         quarantine_ratio=0.0,
         lease_term_s=0.125,
         snapshot_ratio=2.0,
-        planned_step_count=10**12,
+        planned_token_count=10**18,
         kept_version_count=9,
         kept_hours=2.0,
         kept_day_count=0,

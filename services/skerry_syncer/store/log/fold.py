@@ -15,11 +15,11 @@ Of each kind of item, `check_…` says why it is rejected, and `_apply_…` does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from skerry.algorithm.merge import with_step
-from skerry.algorithm.rounds import delta_weight, share_of_length
+from skerry.algorithm.rounds import delta_weight, planned_tokens, share_of_length
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
@@ -315,11 +315,17 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     close = fragment.closing
     assert close is not None  # `check` admitted the item
     fragment.closing = None
-    step_count = fragment.newest.step_count + close.participation * close.length
-    record = CommitRecord(close, item)
-    newest = _add_version(state, fragment, item.version, item.digest, step_count=step_count, commit=record)
-    policy = fragment.closing_policy or state.policy
     merged = [state.deltas[member.delta] for member in close.members]
+    newest = _add_version(
+        state,
+        fragment,
+        item.version,
+        item.digest,
+        step_count=fragment.newest.step_count + close.participation * close.length,
+        token_count=fragment.newest.token_count + _token_count(fragment, [delta.item for delta in merged]),
+        commit=CommitRecord(close, item),
+    )
+    policy = fragment.closing_policy or state.policy
     weights = [
         share_of_length(m.weight, d.item.step_count, close.length) for m, d in zip(close.members, merged, strict=True)
     ]
@@ -341,6 +347,14 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
         fragment.worked_until[delta.item.learner] = min(newest.step_count, reached)
     return merged
+
+
+def _token_count(fragment: FragmentState, items: Sequence[AcceptedItem]) -> float:
+    """Returns by how many tokens a round of these deltas takes the run on."""
+    brought = dict(fragment.weights)
+    for item in items:
+        brought[item.learner] = max(brought.get(item.learner, 0.0), item.token_count)
+    return planned_tokens([(item.learner, item.token_count) for item in items], brought)
 
 
 def _add_version(state: RunState, fragment: FragmentState, number: int, digest: str, **content: Any) -> VersionState:
@@ -468,6 +482,7 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             target.version,
             target.digest,
             step_count=source.step_count,
+            token_count=source.token_count,
             weights=target.weights,
             outer=target.outer,
             source_version=source.version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,6 +70,7 @@ class VersionState:
     digest: str
     position: int
     step_count: float = 0.0  # inner steps behind it: the sum over its rounds of length times participation
+    token_count: float = 0.0  # tokens behind it, of all learners: the sum over its rounds
     commit: CommitRecord | None = None  # None for a version without a merge: 0, or by a roll-back
     weights: tuple[ObjectRef, ...] = ()  # the objects of its snapshot; empty if it has none
     outer: tuple[ObjectRef, ...] = ()
@@ -197,8 +198,16 @@ class RunState:
     @property
     def step_count(self) -> float:
         """The run's progress in inner steps: the mean over fragments of what stands behind their newest versions."""
-        counts = [fragment.newest.step_count for fragment in self.fragments.values() if fragment.version >= 0]
-        return sum(counts) / len(counts) if counts else 0.0
+        return _mean([version.step_count for version in self._newest_versions])
+
+    @property
+    def token_count(self) -> float:
+        """The run's progress in tokens of all learners, as a mean likewise."""
+        return _mean([version.token_count for version in self._newest_versions])
+
+    @property
+    def _newest_versions(self) -> list[VersionState]:
+        return [fragment.newest for fragment in self.fragments.values() if fragment.version != INITIAL_BASE]
 
     def referenced_names(self) -> set[str]:
         """Returns the names of objects that no collection may take: all that is reachable and not condemned.
@@ -235,3 +244,7 @@ class RunState:
             yield from version.commit.commit.update
             for member in version.commit.close.members:
                 yield from self.deltas[member.delta].item.parts
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

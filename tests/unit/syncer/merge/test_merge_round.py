@@ -61,11 +61,28 @@ async def test_a_plan_made_or_changed_while_the_run_goes_on_counts_from_the_next
     driver = await Driver.start(layout_of((1,)), endless)
     momenta = []
     for planned_rounds in (0, 0, 0, 0, 4, 4, 100, 100):
-        plan = replace(endless, planned_step_count=24 * planned_rounds)
+        plan = replace(endless, planned_token_count=1000 * planned_rounds)
         await driver.append(PolicyItem(f"{driver.delta_count:032x}", plan))
         item = await driver.round([await driver.push(0, [1])])
         momenta += list(float32s_from_hex([item.scalars.momentum]))
     assert momenta[3:] == [0.5, 0.0, 0.0, 0.5, 0.5]
+
+
+async def test_momentum_settles_at_the_planned_tokens_of_unequal_learners_and_comes_back_by_a_roll_back() -> None:
+    outer = OuterOptimizer(name=OuterName.NESTEROV, learning_rate=1.0, momentum=0.5)
+    driver = await Driver.start(layout_of((1,)), replace(policy(MergeRule.MEAN, outer), planned_token_count=40_000))
+
+    async def momentum() -> float:
+        deltas = [await driver.push(0, [1], tokens=3000), await driver.push(1, [1], steps=8, tokens=1000)]
+        (value,) = float32s_from_hex([(await driver.round(deltas, weights=[3000, 1000])).scalars.momentum])
+        return float(value)
+
+    # 1/4 and 2/5 warm up; the last eighth of the tokens begins after 35,000: 0.5 * 4/5 after 36,000.
+    momenta = [await momentum() for _ in range(12)]
+    assert momenta == pytest.approx([0.25, 0.4, *[0.5] * 7, 0.4, 0, 0])
+    await driver.roll_back(8)
+    assert driver.log.state.token_count == 32_000
+    assert [await momentum() for _ in range(3)] == pytest.approx([0.25, 0.32, 0])
 
 
 async def test_momentum_ramps_over_the_first_three_rounds() -> None:

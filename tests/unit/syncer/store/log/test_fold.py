@@ -83,6 +83,22 @@ def test_a_round_goes_from_accepted_to_closed_to_committed(history: History) -> 
     assert history.state.fragments[EMBED].version == 0
 
 
+def test_the_run_is_as_far_as_the_tokens_of_all_learners_on_the_mean_of_its_fragments(history: History) -> None:
+    history.admit(accepted("a"))
+    history.admit(msgspec.structs.replace(accepted("b", "m1"), token_count=3000))
+    committed_round(history, "a", "b")
+    assert history.state.fragments[BODY].newest.token_count == 4000
+    assert history.state.token_count == 2000
+
+
+def test_a_token_count_that_must_be_wrong_does_not_end_the_plan(history: History) -> None:
+    history.admit(SessionItem("m2", "m2-s1", ""))
+    for delta, learner, token_count in (("a", "m0", 1000), ("b", "m1", 3000), ("c", "m2", 10**6)):
+        history.admit(msgspec.structs.replace(accepted(delta, learner), token_count=token_count))
+    committed_round(history, "a", "b", "c")
+    assert history.state.fragments[BODY].newest.token_count == 1000 + 3000 + 2000
+
+
 def test_a_short_delta_has_a_short_delta_s_share_of_its_round(history: History) -> None:
     """Of two equal weights, the delta of a third of the round's steps counts a third, as in the merge."""
     history.admit(accepted("a"))
@@ -253,6 +269,7 @@ def test_a_roll_back_gives_the_next_version_older_content_and_expires_what_waits
     fragment = history.state.fragments[BODY]
     assert (fragment.version, fragment.newest.source_version, fragment.newest.digest) == (2, 0, f"{BODY}-0")
     assert [fragment.versions[version].is_abandoned for version in (0, 1, 2)] == [False, True, False]
+    assert [fragment.versions[version].token_count for version in (0, 1, 2)] == [0, 1000, 0]
     assert (fragment.momentum_from, fragment.closing) == (fragment.newest.step_count, None)
     assert history.reject(committed(2)) == "VERSION_NOT_FOUND"
     history.admit(SessionItem("m2", "m2-s1", ""))

@@ -14,7 +14,6 @@ import os
 import site
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import sha256
@@ -34,10 +33,11 @@ _H: Final = 24
 _RATE: Final = 3e-3
 _SHORT_STEPS: Final = 240
 _TOKENS_A_PARAMETER: Final = 20
-_USED_SHARE: Final = 0.85  # of the time that is left: processes disturb each other more in a long round
+_USED_SHARE: Final = 0.75  # of the time that is left: a long round that is cut off says nothing of the slowest arms
 _SEED: Final = 0
 _ALONE: Final = "one learner"
 _TOGETHER: Final = "four learners' batches in one place"
+_WALL: Final = "wall time"
 _ENDING_S: Final = 5.0
 
 
@@ -53,12 +53,14 @@ def rows(run: PartRun) -> Iterator[Row]:
     yield measured("text", "size", [path.stat().st_size / 1e6], "MB")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(run.pick(_LEARNERS, 1), mp_context=context, initializer=prepare_process) as pool:
-        short = run.pick(_SHORT_STEPS, 2 * _H)
-        start_s = time.monotonic()
-        yield from _round(pool, short, task)
+        short, walls_s = run.pick(_SHORT_STEPS, 2 * _H), []
+        for row in _round(pool, short, task):
+            yield row
+            walls_s += [row.value] * (row.metric == _WALL)
+        if not walls_s:
+            return
         most = run.pick(_TOKENS_A_PARAMETER * parameter_count // token_count, 3 * _H)
-        rate = short / (time.monotonic() - start_s)
-        long = min(most, int(rate * _USED_SHARE * (run.left_s - _ENDING_S)))
+        long = min(most, int(short / max(walls_s) * _USED_SHARE * (run.left_s - _ENDING_S)))
         yield measured("long round", "steps of a learner", [float(long)], "", limit=float(most))
         yield measured("long round", "tokens of a learner / parameter", [long * token_count / parameter_count], "")
         tokens = (1 + 3 * _LEARNERS) * long * token_count
@@ -97,7 +99,7 @@ def _round(pool: ProcessPoolExecutor, step_count: int, task: str) -> Iterator[Ro
         outcome = future.result()
         losses[futures[future]] = loss = outcome.losses[PYTHON]
         yield measured(case, "held-out loss", [loss], "nats/byte")
-        yield measured(case, "wall time", [outcome.wall_s], "s")
+        yield measured(case, _WALL, [outcome.wall_s], "s")
         for figure in ("merged_steps", "answer_steps", "members"):
             if figure in outcome.figures:
                 yield measured(case, figure.replace("_", " "), [outcome.figures[figure]], "")
@@ -113,7 +115,7 @@ def _round(pool: ProcessPoolExecutor, step_count: int, task: str) -> Iterator[Ro
 def _write_sources(path: Path, most_bytes: int) -> Path:
     """Writes the Python sources of this environment into a file, in an order that mixes packages; returns the file."""
     folders = {sysconfig.get_paths()["stdlib"], *site.getsitepackages()}
-    files = {file for folder in folders for file in Path(folder).rglob("*.py")}
+    files = {file for folder in folders for file in Path(folder).rglob("*.py") if file.is_file()}
     size_bytes = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as text:

@@ -90,7 +90,7 @@ def _end(learner: Learner, model: nn.Module, run: str, target: str) -> None:
         weights = dict(runs.pull(run))
     for name, parameter in model.named_parameters():
         own = _whole(parameter) if hasattr(parameter, "to_local") else parameter
-        wanted = torch.from_numpy(weights[name.removeprefix("module.").removeprefix("_orig_mod.")])
+        wanted = torch.from_numpy(weights[name.removeprefix("module.").removeprefix("_orig_mod.")]).to(own.dtype)
         assert torch.equal(own.detach().cpu(), wanted), f"weights differ from the run's. parameter={name}"
 
 
@@ -101,13 +101,21 @@ def _whole(parameter: Any) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _fit(name: str, device: str, target: str, *, wrap: Callable[[Any], Any] | None = None, **loading: Any) -> None:
-    model = _network().to(device)
+def _fit(
+    name: str,
+    device: str,
+    target: str,
+    *,
+    wrap: Callable[[Any], Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+    **loading: Any,
+) -> None:
+    model = _network().to(device, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     call = model if wrap is None else wrap(model)
     learner = attach(model, optimizer, tokens_per_step=16, target=target, run=name, learner_id="gpu", **_OPTIONS)
     for inputs, wanted in _batches(learner, device, **loading):
-        nn.functional.mse_loss(call(inputs), wanted).backward()
+        nn.functional.mse_loss(call(inputs.to(dtype)), wanted.to(dtype)).backward()
         optimizer.step()
         optimizer.zero_grad()
     _end(learner, model, name, target)
@@ -126,6 +134,11 @@ def _persistent(device: str, target: str) -> None:
 def _compiled(device: str, target: str) -> None:
     """A model that is compiled, on a GPU with CUDA graphs."""
     _fit("compiled", device, target, wrap=lambda model: torch.compile(model, mode="reduce-overhead"))
+
+
+def _bfloat16(device: str, target: str) -> None:
+    """Weights in bfloat16: what a change rounds off is no work of the learner."""
+    _fit("bfloat16", device, target, dtype=torch.bfloat16)
 
 
 def _scaler(device: str, target: str) -> None:
@@ -256,6 +269,7 @@ PROGRAMS: Final = {
     "DataLoader, forked workers": _loader,
     "DataLoader, persistent workers": _persistent,
     "torch.compile, reduce-overhead": _compiled,
+    "weights in bfloat16": _bfloat16,
     "GradScaler, float16": _scaler,
     "whole step as a CUDA graph": _graph,
     "two learners, one device": _two,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import torch
@@ -176,13 +177,6 @@ def _speed_rows(subject: _Subject, train: Callable[[], None], run: PartRun) -> I
         others_ms[mode.name].append(1e3 * (time.process_time() - time.thread_time() - cpu_s) / block)
         syncer.wait_idle(10.0)  # or what was sent in one block would burden the next
     sys.setswitchinterval(usual_turn_s)
-    waits_ms = []
-    for _ in range(block):
-        train()
-        run.wait()
-        start_s = time.perf_counter()
-        learner.step(tokens=subject.token_count)
-        waits_ms.append(1e3 * (time.perf_counter() - start_s))
     added_s = [_H * (1 / on - 1 / off) for on, off in zip(speeds["with"], speeds["without"], strict=True)]
     cpu_ms = zip(others_ms["with"], others_ms["without"], strict=True)
     exchange_s = [max(1e-9, _H * (on - off) / 1e3) for on, off in cpu_ms]
@@ -191,14 +185,35 @@ def _speed_rows(subject: _Subject, train: Callable[[], None], run: PartRun) -> I
     yield measured(title, "training without Skerry, by 6 N a token", teraflops, "TFLOP/s")
     yield paired(title, "training speed, with / without", speeds["with"], "steps/s", limits=speeds["without"])
     yield paired(title, "the same, turns of 0.5 ms", speeds["short"], "steps/s", limits=speeds["without"])
-    yield measured(title, "time in step(), median / step", waits_ms, "ms", limit=1e3 * step_s)
-    yield measured(title, "time in step(), longest / step", [max(waits_ms)], "ms", limit=1e3 * step_s)
     yield paired(
         title, "CPU of other threads, with / without", others_ms["with"], "ms/step", limits=others_ms["without"]
     )
     # What training does not wait for is hidden behind its computation.
     yield paired(title, "added to training in H steps / CPU of the exchange", added_s, "s", limits=exchange_s)
+    launches_ms, _ = _launches(train, lambda: None, block, run)
+    launches_on_ms, waits_ms = _launches(train, lambda: learner.step(tokens=subject.token_count), block, run)
+    # Where this is longer than a step, the device waits for Python.
+    yield measured(title, "launching a step, mean / step", [fmean(launches_ms)], "ms", limit=1e3 * step_s)
+    yield measured(title, "the same beside the exchange", [fmean(launches_on_ms)], "ms", limit=1e3 * step_s)
+    yield measured(title, "time in step(), median / step", waits_ms, "ms", limit=1e3 * step_s)
+    yield measured(title, "time in step(), longest / step", [max(waits_ms)], "ms", limit=1e3 * step_s)
     yield measured(title, "deltas merged", [float(learner.stats.deltas_merged)], "")
+
+
+def _launches(
+    train: Callable[[], None], step: Callable[[], object], count: int, run: PartRun
+) -> tuple[list[float], list[float]]:
+    """Returns the milliseconds in which training queues each step on an idle device, and those of what follows it."""
+    launches_ms, waits_ms = [], []
+    for _ in range(count):
+        start_s = time.perf_counter()
+        train()
+        launches_ms.append(1e3 * (time.perf_counter() - start_s))
+        run.wait()
+        start_s = time.perf_counter()
+        step()
+        waits_ms.append(1e3 * (time.perf_counter() - start_s))
+    return launches_ms, waits_ms
 
 
 def _timed(action: Callable[[], object], count: int, run: PartRun) -> float:

@@ -162,6 +162,24 @@ def test_a_state_has_the_id_and_the_counts_which_go_on_from_it(target: str) -> N
         assert (status.report.step_count, status.report.token_count) == (4, 32)
 
 
+def test_a_learner_that_joins_is_as_far_as_the_merged_share_of_the_plan(target: str) -> None:
+    options: dict[str, Any] = {"target": target, "run": "fit", "create": True, "policy": QUICK}
+    with RunsClient(target) as client:
+        with ArrayLearner(Quadratic().arrays, planned_token_count=1000, **options) as first:
+            assert (first.progress, first.planned_token_count) == (0, 1000)
+            begin = client.get_run("fit").run.position
+            for _ in range(4):
+                first.step(tokens=50)
+            assert first.leave(30, load_merged=True)
+        with _attached(target, "late") as late:
+            assert late.progress == 0.2
+            late.step(tokens=50)
+            assert late.progress == 0.25
+        client.roll_back("fit", begin)
+        with _attached(target, "later") as later:
+            assert later.progress == 0
+
+
 def test_what_is_no_state_is_refused(target: str) -> None:
     with _attached(target) as learner:
         for broken in ({}, {"learner_id": "us", "step_count": None, "token_count": 1}):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.public.cases import KINDS, LENGTHS, SEEDS, TUNING_SEEDS, TUNING_STEPS, jobs, tuning_jobs
-from benchmarks.quality.arms import Arm, Job
+from benchmarks.public.cases import KINDS, LENGTHS, SEEDS, TUNING_STEPS, arm, jobs, tune
+from benchmarks.quality.arms import Job
 from benchmarks.quality.jobs import Outcomes, run_jobs
 from benchmarks.quality.nanogpt import TEXT_VARIABLE, write_plays
 from benchmarks.quality.statistics import Estimate, estimate, share_of_gap
 from benchmarks.report import DIRECTORY
 
+COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
+"""Outcomes of the whole table on tiny Shakespeare."""
 _ALONE, _TOGETHER = list(KINDS)[:2]
 
 
@@ -24,7 +28,7 @@ _ALONE, _TOGETHER = list(KINDS)[:2]
 Examples:
   python -m benchmarks.public                            on the plays; hours, goes on where it was cut off
   python -m benchmarks.public --data tinyshakespeare.txt the text of nanoGPT's own results
-  python -m benchmarks.public --tune                     the learning rates of the grid
+  python -m benchmarks.public --only "one learner"       one row
 """
 )
 @click.option(
@@ -32,9 +36,10 @@ Examples:
     type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="A text, of which the last tenth is held out.  [default: Shakespeare's plays]",
 )
-@click.option("--tune", is_flag=True, help="Try the learning rates of the grid instead.")
+@click.option("--only", "names", multiple=True, type=click.Choice(list(KINDS)), help="A row.  [default: all]")
+@click.option("--steps", type=click.Choice([str(steps) for steps in LENGTHS]), help="One length.  [default: all]")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
-def main(*, data: Path | None, tune: bool, processes: int | None) -> None:
+def main(*, data: Path | None, names: tuple[str, ...], steps: str | None, processes: int | None) -> None:
     """Train nanoGPT's processor recipe in each way, and say how the held-out losses compare.
 
     What was trained once is kept in build/benchmarks/public-outcomes.jsonl.
@@ -46,51 +51,42 @@ def main(*, data: Path | None, tune: bool, processes: int | None) -> None:
         except LookupError as error:
             raise click.ClickException(f"{error} with --data") from error
     os.environ[TEXT_VARIABLE] = str(data)  # for the processes that train
-    outcomes = Outcomes(DIRECTORY / "public-outcomes.jsonl")
-    wanted = tuning_jobs(data.stem) if tune else jobs(data.stem)
-    run_jobs(wanted, outcomes, process_count=processes or os.cpu_count())
-    Console(width=150).print(_rates(outcomes, data.stem) if tune else _table(outcomes, data.stem))
+    outcomes, text = Outcomes(DIRECTORY / "public-outcomes.jsonl"), data.stem
+
+    def loss_of(job: Job) -> float:
+        run_jobs([job], outcomes)
+        return outcomes[job].losses[text]
+
+    kinds = names or tuple(KINDS)
+    rates = {name: tune(name, text, loss_of) for name in {KINDS[kind].tuned_as or kind for kind in kinds}}
+    lengths = (int(steps),) if steps else LENGTHS
+    run_jobs(jobs(kinds, lengths, text, rates), outcomes, process_count=processes)
+    Console(width=150).print(_table(outcomes, text, rates))
 
 
-def _rates(outcomes: Outcomes, text: str) -> Table:
-    """Returns the losses of the grid, the best of each row marked."""
-    tuned = {name: kind for name, kind in KINDS.items() if kind.grid}
-    rates = sorted({rate for kind in tuned.values() for rate in kind.grid})
-    table = Table("peak rate", *(f"{rate:g}" for rate in rates), title=f"held-out loss after {TUNING_STEPS} steps")
-    for name, kind in tuned.items():
-        losses = {
-            rate: _losses(outcomes, kind.arm(text, TUNING_STEPS, rate), text, TUNING_SEEDS).mean for rate in kind.grid
-        }
-        best = min(losses, key=losses.__getitem__)
-        table.add_row(
-            name,
-            *(f"{'*' if rate == best else ''}{losses[rate]:.4f}" if rate in losses else "" for rate in rates),
-        )
-    return table
-
-
-def _table(outcomes: Outcomes, text: str) -> Table:
+def _table(outcomes: Outcomes, text: str, rates: Mapping[str, float]) -> Table:
     """Returns losses with the half width of their 95 % interval, and shares of the gap."""
     columns = [f"{steps} steps" for steps in LENGTHS]
-    table = Table("", *columns, title=f"held-out loss, {len(SEEDS)} seeds; share of the gap from {_ALONE}")
+    title = f"held-out loss on {text}, {len(SEEDS)} seeds; share of the gap from {_ALONE}"
+    table = Table("", "peak rate", *columns, title=title, caption=f"rates are tuned at {TUNING_STEPS} steps")
+
+    def losses(name: str, steps: int) -> Estimate | None:
+        rate = KINDS[name].tuned_as or name
+        if rate not in rates or steps not in KINDS[name].lengths:
+            return None
+        made = [Job(arm(name, text, steps, rates), seed) for seed in SEEDS]
+        return estimate([outcomes[job].losses[text] for job in made]) if all(job in outcomes for job in made) else None
+
     for name, kind in KINDS.items():
         cells = []
         for steps in LENGTHS:
-            if steps not in kind.lengths:
-                cells.append("")
-                continue
-            loss, alone, together = (
-                _losses(outcomes, each.arm(text, steps), text, SEEDS)
-                for each in (kind, KINDS[_ALONE], KINDS[_TOGETHER])
-            )
-            share = share_of_gap(loss.samples, alone.samples, together.samples)
-            cells.append(f"{_shown(loss, 3)}  {'' if name in (_ALONE, _TOGETHER) else _shown(share, 2)}")
-        table.add_row(name, *cells)
+            loss, alone, together = (losses(each, steps) for each in (name, _ALONE, _TOGETHER))
+            cell = "" if loss is None else _shown(loss, 3)
+            if loss and alone and together and name not in (_ALONE, _TOGETHER):
+                cell += f"  {_shown(share_of_gap(loss.samples, alone.samples, together.samples), 2)}"
+            cells.append(cell)
+        table.add_row(name, f"{rates.get(kind.tuned_as or name, 0):g}", *cells)
     return table
-
-
-def _losses(outcomes: Outcomes, arm: Arm, text: str, seeds: tuple[int, ...]) -> Estimate:
-    return estimate([outcomes[Job(arm, seed)].losses[text] for seed in seeds])
 
 
 def _shown(value: Estimate, digits: int) -> str:

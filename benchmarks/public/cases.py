@@ -1,13 +1,14 @@
-"""The arms of the public table, and the grid on which each arm's learning rate is tuned.
+"""The arms of the public table, and how each arm's learning rate is tuned.
 
 Four learners have a quarter of the text each. A learner's step is nanoGPT's: 12 windows of 64 characters. All arms have
-nanoGPT's schedule, warm-up of 100 steps and AdamW. Only the rate differs; `--tune` tries rates on seeds that no result
-is reported on.
+nanoGPT's schedule, warm-up of 100 steps and AdamW. Only the rate differs. It is tuned on a seed that no result is
+reported on: the best of rates a factor of two apart, of which the neighbours on either side are worse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ LENGTHS: Final = (500, 1000, 2000, 5000)
 SEEDS: Final = (0, 1, 2, 3, 4)
 TUNING_SEEDS: Final = (100,)
 TUNING_STEPS: Final = 1000
+_FIRST_RATE: Final = 8e-3
 _COUNT: Final = 4
 _BATCH: Final = 12
 _H: Final = 24
@@ -31,13 +33,8 @@ class Kind:
     """A way to train."""
 
     make: Callable[[str, int, float], Arm]  # of the text's name, steps and peak rate
-    rate: float  # peak; `--tune` shows which rate of the grid is best
-    grid: tuple[float, ...] = ()  # of rates that `--tune` tries; none: it has the rate of another kind
     lengths: tuple[int, ...] = LENGTHS
-
-    def arm(self, text: str, steps: int, rate: float | None = None) -> Arm:
-        """Returns its arm at the kind's own peak rate, or at `rate`."""
-        return self.make(text, steps, rate or self.rate)
+    tuned_as: str | None = None  # the kind whose peak rate it has; None: it is tuned itself
 
 
 def _together(count: int) -> Callable[[str, int, float], Arm]:
@@ -53,7 +50,7 @@ def _decoupled(*changed: Mapping[str, Any], **settings: Any) -> Callable[[str, i
 
     def make(text: str, steps: int, rate: float) -> Arm:
         each = [dict[str, Any]()] * (_COUNT - len(changed)) + [dict(values) for values in changed]
-        policy = {"delta_encoding": _INT4, "update_encoding": _INT4, "quarantine_ratio": 10.0}
+        policy = {"delta_encoding": _INT4, "update_encoding": _INT4, "quarantine_ratio": 1000.0}
         return islands(
             _COUNT,
             steps,
@@ -68,49 +65,55 @@ def _decoupled(*changed: Mapping[str, Any], **settings: Any) -> Callable[[str, i
     return make
 
 
-_RATES: Final = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
-_ISLANDS_RATE: Final = 4e-3
+_DECOUPLED: Final = "decoupled"
+_FEW: Final = (500, 2000)
 _LONG: Final = (2000,)
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "one learner": Kind(_together(1), 4e-3, _RATES),
-    "four learners' batches in one place": Kind(_together(_COUNT), 8e-3, _RATES),
+    "one learner": Kind(_together(1)),
+    "four learners' batches in one place": Kind(_together(_COUNT)),
     "synchronous DiLoCo, tuned": Kind(
-        _synchronous(outer_rate=0.55, outer_momentum=0.8, merge="rda", ramp=3.0, settling=0.125), 4e-3, _RATES
+        _synchronous(outer_rate=0.55, outer_momentum=0.8, merge="rda", ramp=3.0, settling=0.125), LENGTHS[:3]
     ),
-    "synchronous DiLoCo, as published (0.7, 0.9)": Kind(_synchronous(outer_rate=0.7, outer_momentum=0.9), 4e-3, _RATES),
-    "decoupled": Kind(_decoupled(), _ISLANDS_RATE, _RATES),
+    "synchronous DiLoCo, as published (0.7, 0.9)": Kind(_synchronous(outer_rate=0.7, outer_momentum=0.9), LENGTHS[:3]),
+    _DECOUPLED: Kind(_decoupled()),
     "decoupled, float32 both ways": Kind(
-        _decoupled(policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}), _ISLANDS_RATE
+        _decoupled(policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}), _FEW, _DECOUPLED
     ),
-    "decoupled, plain mean": Kind(_decoupled(policy={"merge": "mean"}), _ISLANDS_RATE),
-    "decoupled, two learners die for two tenths": Kind(
-        _decoupled({"deaths": 2}, {"deaths": 2}), _ISLANDS_RATE, lengths=_LONG
-    ),
+    "decoupled, plain mean": Kind(_decoupled(policy={"merge": "mean"}), _FEW, _DECOUPLED),
+    "decoupled, two learners die for two tenths": Kind(_decoupled({"deaths": 2}, {"deaths": 2}), _LONG, _DECOUPLED),
     "decoupled, one learner three times slower": Kind(
-        _decoupled({"speed": 1 / 3}, is_wall_clock=True), _ISLANDS_RATE, lengths=_LONG
+        _decoupled({"speed": 1 / 3}, is_wall_clock=True), _LONG, _DECOUPLED
     ),
-    "decoupled, answers H/2 steps late": Kind(_decoupled(delay=_H / 2), _ISLANDS_RATE, lengths=_LONG),
+    "decoupled, answers H/2 steps late": Kind(_decoupled(delay=_H / 2), _LONG, _DECOUPLED),
 }
 """Every row of the table."""
 
 
-def jobs(text: str) -> list[Job]:
-    """Returns what the table takes, the shortest runs first."""
+def tune(name: str, text: str, loss_of: Callable[[Job], float]) -> float:
+    """Returns the peak rate whose loss is below that of twice and of half the rate, for a kind that is tuned."""
+
+    def loss(rate: float) -> float:
+        return statistics.fmean(loss_of(Job(KINDS[name].make(text, TUNING_STEPS, rate), seed)) for seed in TUNING_SEEDS)
+
+    rate = _FIRST_RATE
+    while (best := min((rate, rate / 2, rate * 2), key=loss)) != rate:
+        rate = best
+    return rate
+
+
+def jobs(names: Iterable[str], lengths: Container[int], text: str, rates: Mapping[str, float]) -> list[Job]:
+    """Returns what these rows of the table take, from the peak rate by kind that is tuned."""
     return [
-        Job(kind.arm(text, steps), seed)
-        for steps in LENGTHS
+        Job(arm(name, text, steps, rates), seed)
+        for name in names
+        for steps in KINDS[name].lengths
+        if steps in lengths
         for seed in SEEDS
-        for kind in KINDS.values()
-        if steps in kind.lengths
     ]
 
 
-def tuning_jobs(text: str) -> list[Job]:
-    """Returns what the choice of the rates takes."""
-    return [
-        Job(kind.arm(text, TUNING_STEPS, rate), seed)
-        for kind in KINDS.values()
-        for rate in kind.grid
-        for seed in TUNING_SEEDS
-    ]
+def arm(name: str, text: str, steps: int, rates: Mapping[str, float]) -> Arm:
+    """Returns the arm of a kind."""
+    kind = KINDS[name]
+    return kind.make(text, steps, rates[kind.tuned_as or name])

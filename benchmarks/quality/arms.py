@@ -22,6 +22,7 @@ class DataParallel:
     data: str = PYTHON
     rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
     task: str = BYTES
+    judged_on: tuple[str, ...] = ()  # none: what it trains on
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,14 @@ def prepare_process() -> None:
 
 
 def _job(record: Mapping[str, Any]) -> Job:
-    arm = dict(record["arm"])
+    arm = {name: tuple(value) if name == "judged_on" else value for name, value in record["arm"].items()}
     if record["kind"] != Islands.__name__:
         kinds: tuple[type[DataParallel | Synchronous], ...] = (DataParallel, Synchronous)
         return Job(next(kind for kind in kinds if kind.__name__ == record["kind"])(**arm), record["seed"])
     islands = tuple(
         Island(**{**island, "absent": tuple(tuple(span) for span in island["absent"])}) for island in arm["islands"]
     )
-    return Job(Islands(**{**arm, "islands": islands, "judged_on": tuple(arm["judged_on"])}), record["seed"])
+    return Job(Islands(**{**arm, "islands": islands}), record["seed"])
 
 
 def _outcome(values: Mapping[str, Any]) -> Outcome:

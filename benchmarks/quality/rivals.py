@@ -19,7 +19,7 @@ def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     ]
     for step in range(arm.step_count):
         training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)
-    return Outcome({arm.data: training.judge(arm.data)}, (arm.step_count,))
+    return Outcome({data: training.judge(data) for data in arm.judged_on or (arm.data,)}, (arm.step_count,))
 
 
 def train_synchronous(arm: Synchronous, seed: int) -> Outcome:

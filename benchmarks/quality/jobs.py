@@ -126,7 +126,9 @@ def prepare_process() -> None:
 
 
 def _job(record: Mapping[str, Any]) -> Job:
-    arm = {name: tuple(value) if name == "judged_on" else value for name, value in record["arm"].items()}
+    arm: dict[str, Any] = {
+        name: tuple(value) if name == "judged_on" else value for name, value in record["arm"].items()
+    }
     if record["kind"] != Islands.__name__:
         kinds: tuple[type[DataParallel | Synchronous], ...] = (DataParallel, Synchronous)
         return Job(next(kind for kind in kinds if kind.__name__ == record["kind"])(**arm), record["seed"])

@@ -1,10 +1,9 @@
 """From the deltas of a round to one outer gradient.
 
-For member m of damped weight w_m (w f of `rounds`), with delta v_m of s_m steps, in a round of length L (`rounds`), and
-each tensor t,
+For member m of weight w_m (w' f of `rounds`), with delta v_m of s_m steps, in a round of length L, and each tensor t,
 
     r_m   = min(1, L / s_m) H / L                          (1)  what takes v_m to a round of H steps
-    p_m   = w_m min(1, s_m / L) / sum(w min(1, s / L))     (2)  its share: short deltas don't shorten the step
+    p_m   = w_m / sum(w)                                   (2)  its share
     c_mt  = p_m r_m                                        (3)  mean
     c_mt  = p_m / |v_mt|                                   (4)  RDA: the direction of v_m
     u_t   = sum(c_mt v_mt, m)                              (5)  computed exactly, in `step`
@@ -93,7 +92,7 @@ class Round:
     """What the log says of a round's deltas."""
 
     rule: MergeRule
-    weights: NDArray[np.float64]  # (members,) w, damped, at least 0
+    weights: NDArray[np.float64]  # (members,) w, at least 0
     norms: NDArray[np.float64]  # (members, tensors) |v_mt|
     step_counts: NDArray[np.float64]  # (members,) s
     length: float  # L
@@ -118,9 +117,8 @@ class Round:
 
     def shares(self) -> NDArray[np.float64]:
         """Returns p of equation (2), (members,)."""
-        weights = self.weights * np.minimum(1.0, np.maximum(self.step_counts, 1.0) / self.length)
-        total = math.fsum(weights)
-        return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
+        total = math.fsum(self.weights)
+        return self.weights / total if total > 0 else np.full(len(self.weights), 1 / len(self.weights))
 
     def _shortened(self) -> NDArray[np.float64]:
         """Returns min(1, L / s), (members, 1)."""

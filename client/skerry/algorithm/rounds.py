@@ -3,32 +3,33 @@
 For delta m with n_m tokens in s_m inner steps of learner l, whose base is k_m rounds old, and with W_j the larger of
 what learner j brings now and what it brought last:
 
-    w_m   = n_m min(1, c H / s_m)                                               (1)  weight
-    f_m   = (1 + k_m)^-0.5                                                      (2)  staleness
-    L     = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})         (3)  length of the round
-    w'_m  = w_m min(1, s_m / L)                                                 (4)  weight of a shorter delta
-    sum(w_m, m of l) <= c median(W_j, j != l),  if there are two others         (5)  cap
-    rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (6)  participation, at most 1
-    L     = min(s_m)  after an outage of all, if that is above H                (7)
-    p_m   = n_m, or median(W_j, j != l) if n_m is above 100 times that          (8)  tokens for the run's plan
+    n_m   is median(W_j, j != l)  if n_m is above 100 times that                (1)  tokens that are believed
+    w_m   = n_m min(1, 2 H / s_m)                                               (2)  weight
+    f_m   = (1 + k_m)^-0.5                                                      (3)  staleness
+    L     = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})         (4)  length of the round
+    R_m   = S - S_m + L sum(w_m f_m, contributors) / sum(w_m, working)          (5)  the run's steps meanwhile
+    w'_m  = w_m min(1, s_m / R_m)                                               (6)  weight of a slow learner
+    rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (7)  participation, at most 1
+    L     = min(s_m)  after an outage of all, if that is above H                (8)
 
-(1) Tokens of more than c H steps do not count. (3) is the weighted median of the steps: half of the round's weight came
-in deltas of L steps or more. Longer deltas are shortened to L steps in the direction that they took (`merge`), shorter
-ones are taken as they are, with less weight. So a learner that takes many small steps moves the run no faster than
-those who do most of the work, and a slow learner does not hold the run back. By (5) wrong token counts cannot dominate
-a round.
+(1) A learner that counts samples as tokens, or reports 1000 times its tokens, neither dominates a round nor ends the
+run's plan. With fewer than two others nobody is doubted. (2) Tokens of more than 2 H steps do not count. (4) is the
+weighted median of the steps: half of the round's weight came in deltas of L steps or more. Longer deltas are shortened
+to L steps in the direction that they took (`merge`), shorter ones are taken as they are. So a learner that takes many
+small steps moves the run no faster than those who do most of the work.
+
+By (6) a slow learner does not hold the run back. The run is at S inner steps; it was at S_m when the learner last
+brought a delta, or attached. What took s_m steps while the run went on by R_m began from weights of long ago, and went
+less far than the run did.
 
 A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
-is also scaled by rho. A learner that works and is not in the round counts in (6) with what it brought last.
+is also scaled by rho. A learner that works and is not in the round counts in (7) with what it brought last.
 
-(7) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
+(8) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
 that comes back alone with the work of hours moves the run by a round at most.
 
-(8) says by how many of its planned tokens a delta takes the run on (`outer`). A large learner's count in full there,
-although (5) caps its weight. Of one that reports 1000 times its tokens, one delta would be the end of the plan.
-
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
-2007.07481). The cap c, rho and the median are this project's.
+2007.07481). (1), (4) to (6) and rho are this project's.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ from typing import Final, NamedTuple
 
 # Participation from which nearly all learners are in a round: one that died is still expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
-# Of the others' median: more tokens than no learner trains on in a round that others take part in.
-_MOST_TOKENS: Final = 100
+# Of the others' median: more than any learner trains on while the others bring a delta.
+_MOST_BELIEVED: Final = 100.0
+# Rounds of H steps whose tokens count in one delta.
+_MOST_ROUNDS: Final = 2.0
 # Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
 _MOST_MISSED: Final = 0.5
 
@@ -49,27 +52,29 @@ _MOST_MISSED: Final = 0.5
 class Contribution(NamedTuple):
     """One delta of a round."""
 
-    weight: float  # w', equation (4)
-    damping: float  # f, equation (2)
+    weight: float  # w or w', equations (2) and (6)
+    damping: float  # f, equation (3)
 
 
-def delta_weight(token_count: int, step_count: int, *, inner_step_count: int, weight_cap: float) -> float:
-    """Returns w of equation (1); 0 for a delta without steps."""
+def delta_weight(token_count: int, step_count: int, *, inner_step_count: int) -> float:
+    """Returns w of equation (2); 0 for a delta without steps."""
     if step_count <= 0:
         return 0.0
-    return token_count * min(1.0, weight_cap * inner_step_count / step_count)
+    return token_count * min(1.0, _MOST_ROUNDS * inner_step_count / step_count)
 
 
-def weight_bounds(brought: Mapping[str, float], *, weight_cap: float) -> dict[str, float]:
-    """Returns the right side of equation (5) by learner, from W by learner; infinite with fewer than two others."""
+def believed_bounds(brought: Mapping[str, float]) -> dict[str, float]:
+    """Returns what each learner counts for at most, equation (1), from W by learner; infinite: it is believed."""
     order, other_count = sorted(brought.values()), len(brought) - 1
+    bounds = dict.fromkeys(brought, math.inf)
     if other_count < 2:
-        return dict.fromkeys(brought, math.inf)
-    bounds = {}
+        return bounds
     for name, own in brought.items():
         skipped = bisect_left(order, own)  # left out of the median
         low, high = (order[index + (index >= skipped)] for index in ((other_count - 1) // 2, other_count // 2))
-        bounds[name] = weight_cap * ((low + high) / 2)
+        median = (low + high) / 2
+        if own > _MOST_BELIEVED * median:
+            bounds[name] = median
     return bounds
 
 
@@ -79,17 +84,17 @@ def rounds_behind(steps_since_base: float, *, inner_step_count: int) -> int:
 
 
 def staleness_damping(rounds: int) -> float:
-    """Returns f of equation (2)."""
+    """Returns f of equation (3)."""
     return float((1 + rounds) ** -0.5)
 
 
-def share_of_length(weight: float, step_count: int, length: float) -> float:
-    """Returns w' of equation (4)."""
-    return weight * min(1.0, step_count / length) if length > 0 else weight
+def relative_speed(step_count: int, run_steps: float) -> float:
+    """Returns what takes w to w' in equation (6), from s and R."""
+    return min(1.0, step_count / run_steps) if run_steps > 0 else 1.0
 
 
 def participation(contributed: Iterable[Contribution], absent_weights: Iterable[float]) -> float:
-    """Returns rho of equation (6); 1 where nothing has any weight."""
+    """Returns rho of equation (7); 1 where nothing has any weight."""
     deltas = tuple(contributed)
     brought = math.fsum(delta.weight * delta.damping for delta in deltas)
     total = math.fsum(delta.weight for delta in deltas) + math.fsum(absent_weights)
@@ -97,7 +102,7 @@ def participation(contributed: Iterable[Contribution], absent_weights: Iterable[
 
 
 def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_step_count: int) -> float:
-    """Returns L of equation (3) in inner steps; 0 for a round without deltas.
+    """Returns L of equation (4) in inner steps; 0 for a round without deltas.
 
     Args:
         step_counts: s, one a delta.
@@ -114,20 +119,14 @@ def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_
     return float(min(shortest, inner_step_count))  # what is left of `half` is rounding
 
 
-def planned_tokens(deltas: Iterable[tuple[str, int]], brought: Mapping[str, float]) -> float:
-    """Returns the sum of equation (8), from the learner and the tokens of each delta, and W by learner."""
-    medians = weight_bounds(brought, weight_cap=1.0)
-    return sum(n if n <= _MOST_TOKENS * medians[learner] else medians[learner] for learner, n in deltas)
-
-
 def outage_length(
     step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
 ) -> float | None:
-    """Returns L of equation (7) after an outage of all; None if there was none.
+    """Returns L of equation (8) after an outage of all; None if there was none.
 
     Args:
         step_counts: s, one a delta.
-        participation: rho of the round, equation (6).
+        participation: rho of the round, equation (7).
         missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
         inner_step_count: H.
     """

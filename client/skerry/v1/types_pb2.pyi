@@ -107,8 +107,10 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
 
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). A
-    delta of s steps enters as v, the delta times min(1, L / s) * H / L, with the weight w, which is its weight by
-    Policy.weight_cap and Policy.max_staleness times min(1, s / L).
+    delta of s steps enters as v, the delta times min(1, L / s) * H / L. Its weight w is its number of tokens, at most
+    those of 2 H steps, damped by its staleness (Policy.max_staleness), times min(1, s / R), where R is by how many inner
+    steps the run went on since its learner's last delta. A learner that brings more than 100 times the median tokens of
+    the others, if there are two or more of them, counts as that median.
     """
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
@@ -673,7 +675,6 @@ class Policy(_message.Message):
     MERGE_FIELD_NUMBER: _builtins.int
     MERGE_BY_FRAGMENT_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
-    WEIGHT_CAP_FIELD_NUMBER: _builtins.int
     DELTA_ENCODING_FIELD_NUMBER: _builtins.int
     UPDATE_ENCODING_FIELD_NUMBER: _builtins.int
     QUARANTINE_RATIO_FIELD_NUMBER: _builtins.int
@@ -701,11 +702,6 @@ class Policy(_message.Message):
     """A delta's weight is multiplied by (1 + k)^-0.5, where k is its staleness in rounds: the sum of rho times length of
     its fragment's rounds since its base, divided by H and rounded to a whole number. A delta with a larger k than this
     field expires. 0 to 10^6; default 8.
-    """
-    weight_cap: _builtins.float
-    """c: a delta's weight is its number of tokens, capped at the tokens of c times H steps. A learner's weight in a round
-    is capped at c times the median weight of the other learners, if there are two or more of them. A learner's weight
-    for the median is the larger of its current and its previous contribution. 1 to 1000; default 2.
     """
     quarantine_ratio: _builtins.float
     """r: a delta is quarantined if its norm a step is more than r times the norm that its peers' deltas predict, and more
@@ -778,7 +774,6 @@ class Policy(_message.Message):
         merge: Global___MergeRule.ValueType = ...,
         merge_by_fragment: _abc.Mapping[_builtins.str, Global___MergeRule.ValueType] | None = ...,
         max_staleness: _builtins.int | None = ...,
-        weight_cap: _builtins.float | None = ...,
         delta_encoding: Global___Encoding | None = ...,
         update_encoding: Global___Encoding | None = ...,
         quarantine_ratio: _builtins.float | None = ...,
@@ -791,9 +786,9 @@ class Policy(_message.Message):
         pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
         enrols_by_run: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "_weight_cap", b"_weight_cap", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding", "weight_cap", b"weight_cap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -819,8 +814,6 @@ class Policy(_message.Message):
     _WhichOneofArgType__quorum_count: _TypeAlias = _typing.Literal["_quorum_count", b"_quorum_count"]  # noqa: Y015
     _WhichOneofReturnType__snapshot_ratio: _TypeAlias = _typing.Literal["snapshot_ratio"]  # noqa: Y015
     _WhichOneofArgType__snapshot_ratio: _TypeAlias = _typing.Literal["_snapshot_ratio", b"_snapshot_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__weight_cap: _TypeAlias = _typing.Literal["weight_cap"]  # noqa: Y015
-    _WhichOneofArgType__weight_cap: _TypeAlias = _typing.Literal["_weight_cap", b"_weight_cap"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_step_count) -> _WhichOneofReturnType__delay_step_count | None: ...
     @_typing.overload
@@ -845,8 +838,6 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quorum_count) -> _WhichOneofReturnType__quorum_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_ratio) -> _WhichOneofReturnType__snapshot_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_cap) -> _WhichOneofReturnType__weight_cap | None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
 

@@ -65,7 +65,6 @@ class Policy:
     merge: MergeRule = MergeRule.RDA
     merge_by_fragment: Mapping[str, MergeRule] = field(default_factory=dict)
     max_staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 8
-    weight_cap: Annotated[float, Meta(ge=1, le=1_000)] = 2.0
     delta_encoding: Encoding = _DEFAULT_ENCODING
     update_encoding: Encoding = _DEFAULT_ENCODING
     quarantine_ratio: Annotated[float, Meta(ge=0, le=1e9)] = 1000.0

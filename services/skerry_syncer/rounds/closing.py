@@ -8,8 +8,8 @@ learner can neither dominate a round nor stop it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from skerry.algorithm.merge import largest_after, reference_norms, with_step
 from skerry.algorithm.rounds import (
     Contribution,
+    believed_bounds,
     delta_weight,
     outage_length,
     participation,
+    relative_speed,
     round_length,
-    share_of_length,
     staleness_damping,
-    weight_bounds,
 )
 from skerry.wire.policy import Policy
 from skerry_syncer.rounds.membership import MembershipView, has_quorum, present_learners
@@ -166,9 +166,11 @@ def _closed(
 ) -> ClosedItem:
     """Returns the entry that freezes these deltas for the fragment's next version, with participation and length.
 
-    Each has its damped weight w f and its staleness in versions. Staleness damps by rounds and not by versions: where
+    Each has its damped weight w' f and its staleness in versions. Staleness damps by rounds and not by versions: where
     learners are merged one by one each makes a version, and an answer that took a moment is not stale for that. A
-    learner's deltas together count for its bound at most. Without deltas the round is void.
+    learner's deltas together count for its bound at most. Without deltas the round is void. A working learner that
+    brings nothing counts with what it brought last, and before its first delta with the steps that it reports, at the
+    contributors' mean weight for a round.
     """
     items = [delta.item for delta in deltas]
     full = policy.inner_step_count
@@ -178,27 +180,35 @@ def _closed(
     for item in items:
         brought[item.learner] += _weight(item, policy)
     shares = {name: min(1.0, bounds[name] / weight) if weight else 1.0 for name, weight in brought.items()}
+    weights = [_weight(item, policy) * shares[item.learner] for item in items]
     dampings = [staleness_damping(fragment.rounds_behind(item.base_version, full)) for item in items]
-    members = tuple(
-        Member(
-            item.delta,
-            _weight(item, policy) * shares[item.learner] * damping,
-            fragment.version - item.base_version,
-        )
-        for item, damping in zip(items, dampings, strict=True)
-    )
+    damped = [weight * damping for weight, damping in zip(weights, dampings, strict=True)]
     step_counts = [item.step_count for item in items]
-    length = round_length(step_counts, [member.weight for member in members], inner_step_count=full)
-    contributed = [
-        Contribution(share_of_length(member.weight / damping, step_count, length), damping)
-        for member, damping, step_count in zip(members, dampings, step_counts, strict=True)
+    length = round_length(step_counts, damped, inner_step_count=full)
+
+    def participating(contributed: Sequence[float]) -> float:
+        mean = math.fsum(contributed) / max(len(brought), 1)
+        absent = [
+            min(fragment.weights[name], bounds[name]) * fragment.speeds[name]
+            if name in fragment.weights
+            else mean * relative_speed(view.of(name).report.step_count, length)  # before its first delta
+            for name in sorted(working - brought.keys())
+        ]
+        return participation(map(Contribution, contributed, dampings), absent)
+
+    trained = Counter[str]()
+    for item in items:
+        trained[item.learner] += item.step_count
+    taken = length * participating(weights)
+    weights = [
+        weight * relative_speed(trained[item.learner], state.steps_since_work(fragment, item.learner) + taken)
+        for weight, item in zip(weights, items, strict=True)
     ]
-    mean = sum(delta.weight for delta in contributed) / max(len(brought), 1)
-    absent = [
-        _absent_weight(fragment, view, name, bounds, mean=mean, length=length)
-        for name in sorted(working - brought.keys())
-    ]
-    rho = participation(contributed, absent)
+    members = tuple(
+        Member(item.delta, weight * damping, fragment.version - item.base_version)
+        for item, weight, damping in zip(items, weights, dampings, strict=True)
+    )
+    rho = participating(weights)
     missed = fragment.missed_step_count(brought, fragment.version)
     after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
     return ClosedItem(
@@ -210,28 +220,6 @@ def _closed(
         decided=decided,
         length=after_outage or length,
     )
-
-
-def _absent_weight(
-    fragment: FragmentState,
-    view: MembershipView,
-    learner: str,
-    bounds: Mapping[str, float],
-    *,
-    mean: float,
-    length: float,
-) -> float:
-    """Returns with how much a working learner counts that brings nothing to a round of that length.
-
-    It counts with what it brought last, within the bound by the others. Before its first delta it counts with the
-    steps that it reports, at the contributors' mean weight for a round.
-    """
-    if learner in fragment.weights:
-        weight, step_count = min(fragment.weights[learner], bounds[learner]), fragment.step_counts[learner]
-    else:
-        step_count = view.of(learner).report.step_count
-        weight = share_of_length(mean, step_count, length)
-    return share_of_length(weight, step_count, length)
 
 
 def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
@@ -264,13 +252,11 @@ def _bounds(
     for item in items:
         last = brought.get(item.learner, known.get(item.learner, 0.0))
         brought[item.learner] = max(last, _weight(item, policy))
-    return weight_bounds(brought, weight_cap=policy.weight_cap)
+    return believed_bounds(brought)
 
 
 def _weight(item: AcceptedItem, policy: Policy) -> float:
-    return delta_weight(
-        item.token_count, item.step_count, inner_step_count=policy.inner_step_count, weight_cap=policy.weight_cap
-    )
+    return delta_weight(item.token_count, item.step_count, inner_step_count=policy.inner_step_count)
 
 
 def closed_without(state: RunState, view: MembershipView, closing: ClosedItem, delta: str) -> ClosedItem | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from skerry.algorithm.rounds import weight_bounds
+from skerry.algorithm.rounds import believed_bounds
 from skerry.wire.policy import Policy
 from skerry_syncer.store.log.state import FragmentState, RunState
 
@@ -99,7 +99,7 @@ def expected_learners(state: RunState, fragment: FragmentState, view: Membership
     else:
         expected, brought = present, {name: view.of(name).report.token_rate for name in present}
     known = {name: weight for name, weight in brought.items() if name in present and weight}
-    bounds = weight_bounds(known, weight_cap=state.policy.weight_cap)
+    bounds = believed_bounds(known)
     largest = max((min(weight, bounds[name]) for name, weight in known.items()), default=0.0)
     return {name for name in expected if brought.get(name, largest) >= _SMALL_SHARE * largest}
 

@@ -8,15 +8,14 @@ import pytest
 
 from skerry.algorithm.rounds import (
     Contribution,
+    believed_bounds,
     delta_weight,
     outage_length,
     participation,
-    planned_tokens,
+    relative_speed,
     round_length,
     rounds_behind,
-    share_of_length,
     staleness_damping,
-    weight_bounds,
 )
 
 H = 24
@@ -24,28 +23,22 @@ H = 24
 
 @pytest.mark.parametrize(("tokens", "steps", "weight"), [(2400, 24, 2400), (9600, 96, 4800), (100, 0, 0)])
 def test_tokens_of_more_than_twice_h_steps_do_not_count(tokens: int, steps: int, weight: float) -> None:
-    assert delta_weight(tokens, steps, inner_step_count=H, weight_cap=2.0) == weight
+    assert delta_weight(tokens, steps, inner_step_count=H) == weight
 
 
-def test_a_learner_counts_for_at_most_twice_the_median_of_the_others() -> None:
-    bounds = weight_bounds({"a": 100, "b": 300, "c": 10, "d": 9000}, weight_cap=2.0)
-    # the medians of (10, 300, 9000), (10, 100, 9000), (100, 300, 9000) and (10, 100, 300)
-    assert bounds == {"a": 600, "b": 200, "c": 600, "d": 200}
+def test_a_learner_of_more_than_100_times_the_others_median_counts_as_that_median() -> None:
+    assert believed_bounds({"a": 1e4, "b": 100, "c": 1, "d": 300}) == dict.fromkeys("abcd", math.inf)
+    # the median of (100, 1, 300) is 100
+    bounds = believed_bounds({"a": 10_001, "b": 100, "c": 1, "d": 300})
+    assert bounds == {**dict.fromkeys("bcd", math.inf), "a": 100}
 
 
 def test_the_median_of_two_others_is_their_mean() -> None:
-    assert weight_bounds({"a": 1.0, "b": 2.0, "c": 6.0}, weight_cap=2.0) == {"a": 8.0, "b": 7.0, "c": 3.0}
+    assert believed_bounds({"a": 1.0, "b": 2.0, "c": 151.0}) == {"a": math.inf, "b": math.inf, "c": 1.5}
 
 
-def test_of_two_learners_neither_is_capped() -> None:
-    assert weight_bounds({"a": 1.0, "b": 1e9}, weight_cap=2.0) == {"a": math.inf, "b": math.inf}
-
-
-def test_tokens_of_a_large_learner_count_in_full_for_the_plan_and_impossible_ones_as_the_others_median() -> None:
-    brought = {"a": 10_000.0, "b": 100.0, "c": 300.0}
-    assert planned_tokens([("a", 10_000), ("b", 100)], brought) == 10_100
-    assert planned_tokens([("a", 10_000), ("a", 21_000), ("b", 100)], brought) == 10_000 + 200 + 100
-    assert planned_tokens([("a", 10**9), ("b", 1)], {"a": 1e9, "b": 1.0}) == 10**9 + 1, "of two neither is doubted"
+def test_of_two_learners_neither_is_doubted() -> None:
+    assert believed_bounds({"a": 1.0, "b": 1e9}) == {"a": math.inf, "b": math.inf}
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(0, 0), (11, 0), (12, 1), (35, 1), (36, 2)])
@@ -67,8 +60,8 @@ def test_a_round_is_as_long_as_half_of_its_weight_came_in() -> None:
     assert round_length([], [], inner_step_count=H) == 0
 
 
-def test_a_delta_of_half_the_length_has_half_its_weight() -> None:
-    assert (share_of_length(100, 8, 16), share_of_length(100, 40, 16)) == (50, 100)
+def test_a_learner_that_takes_half_of_the_runs_steps_has_half_its_weight() -> None:
+    assert (relative_speed(8, 16.0), relative_speed(40, 16.0), relative_speed(8, 0.0)) == (0.5, 1.0, 1.0)
 
 
 def test_participation_is_the_share_of_the_working_learners_weight() -> None:

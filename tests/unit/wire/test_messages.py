@@ -62,7 +62,6 @@ def test_a_policy_survives_its_message() -> None:
         merge=MergeRule.MEAN,
         merge_by_fragment={"a": MergeRule.RDA},
         max_staleness=0,
-        weight_cap=3.0,
         delta_encoding=encoding,
         update_encoding=Encoding(Codec.FLOAT32),
         quarantine_ratio=0.0,

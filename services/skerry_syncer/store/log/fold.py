@@ -15,11 +15,12 @@ Of each kind of item, `check_…` says why it is rejected, and `_apply_…` does
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from skerry.algorithm.merge import with_step
-from skerry.algorithm.rounds import delta_weight, planned_tokens, share_of_length
+from skerry.algorithm.rounds import believed_bounds, delta_weight, relative_speed
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
@@ -326,26 +327,26 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         commit=CommitRecord(close, item),
     )
     policy = fragment.closing_policy or state.policy
-    weights = [
-        share_of_length(m.weight, d.item.step_count, close.length) for m, d in zip(close.members, merged, strict=True)
-    ]
-    total = sum(weights)
-    for delta, weight in zip(merged, weights, strict=True):
+    total = sum(member.weight for member in close.members)
+    trained = Counter[str]()
+    for delta in merged:
+        trained[delta.item.learner] += delta.item.step_count
+    speeds = {name: relative_speed(count, state.steps_since_work(fragment, name)) for name, count in trained.items()}
+    for delta, member in zip(merged, close.members, strict=True):
+        learner = delta.item.learner
         delta.fate, delta.version = Fate.MERGED, item.version
-        delta.weight_share = weight / total if total > 0 else 0.0
-        pace = fragment.paces.get(delta.item.learner, ())
-        fragment.paces[delta.item.learner] = with_step(pace, delta.item.last_step, delta.item.norm_a_step)
-        fragment.step_counts[delta.item.learner] = delta.item.step_count
-        fragment.weights[delta.item.learner] = delta_weight(
-            delta.item.token_count,
-            delta.item.step_count,
-            inner_step_count=policy.inner_step_count,
-            weight_cap=policy.weight_cap,
+        delta.weight_share = member.weight / total if total > 0 else 0.0
+        fragment.paces[learner] = with_step(
+            fragment.paces.get(learner, ()), delta.item.last_step, delta.item.norm_a_step
         )
-        fragment.contributed_at[delta.item.learner] = newest.step_count
+        fragment.weights[learner] = delta_weight(
+            delta.item.token_count, delta.item.step_count, inner_step_count=policy.inner_step_count
+        )
+        fragment.speeds[learner] = speeds[learner]
+        fragment.contributed_at[learner] = newest.step_count
         # The step count up to which the delta trained. Its merge may be much later, if the delta arrived late.
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
-        fragment.worked_until[delta.item.learner] = min(newest.step_count, reached)
+        fragment.worked_until[learner] = min(newest.step_count, reached)
     return merged
 
 
@@ -354,7 +355,8 @@ def _token_count(fragment: FragmentState, items: Sequence[AcceptedItem]) -> floa
     brought = dict(fragment.weights)
     for item in items:
         brought[item.learner] = max(brought.get(item.learner, 0.0), item.token_count)
-    return planned_tokens([(item.learner, item.token_count) for item in items], brought)
+    bounds = believed_bounds(brought)
+    return sum(min(item.token_count, bounds[item.learner]) for item in items)
 
 
 def _add_version(state: RunState, fragment: FragmentState, number: int, digest: str, **content: Any) -> VersionState:

@@ -12,12 +12,12 @@ from skerry.wire.policy import Policy
 from skerry_syncer.rounds.closing import closed_without, references
 from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import MembershipView
-from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem
+from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem, SessionItem
 from skerry_syncer.store.log.state import RunState
 from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, learner, view
 
 
-@pytest.mark.parametrize(("steps", "weight"), [(0, 0.0), (12, 0.25), (24, 1.0), (48, 1.0)])
+@pytest.mark.parametrize(("steps", "weight"), [(0, 0.0), (12, 0.5), (24, 1.0), (48, 1.0)])
 def test_a_newcomer_counts_with_what_its_reported_steps_would_bring(steps: int, weight: float) -> None:
     world = RoundWorld("eu", "new")
     world.accept("eu")
@@ -33,7 +33,7 @@ def test_a_set_that_is_closed_again_goes_by_the_policy_that_it_was_closed_under(
     live = view("eu", "us", "ap")
     closing = world.closed_in(live)
     world.add(closing)
-    world.add(PolicyItem("e" * 32, Policy(weight_cap=4.0)))
+    world.add(PolicyItem("e" * 32, Policy(inner_step_count=48)))
     again = closed_without(world.state, live, closing, unreadable)
     assert again is not None
     assert again.members == closing.members[:2]
@@ -48,7 +48,8 @@ def test_a_stale_delta_is_damped_in_weight_and_in_the_step() -> None:
     world.accept("us", base=0)
     item = world.closed("us")
     assert item.members[0].staleness == 3
-    assert item.members[0].weight == pytest.approx(2400 / 2)  # (1 + 3)^-0.5
+    # (1 + 3)^-0.5, and 24 steps while the run went on by 72 and half of this round's
+    assert item.members[0].weight == pytest.approx(2400 / 2 * 24 / 84)
     assert item.participation == pytest.approx(0.5)
 
 
@@ -261,26 +262,43 @@ def joint(world: RoundWorld, *, steps: int = 24, tokens: int | None = None) -> C
     return world.round(live=THREE)
 
 
-def test_a_thousandfold_token_count_weighs_twice_the_median_and_does_not_stop_the_rounds_that_it_misses() -> None:
+def test_a_thousandfold_token_count_weighs_the_median_and_does_not_stop_the_rounds_that_it_misses() -> None:
     world = RoundWorld(*THREE)
     close = joint(world, tokens=24 * MOST)
-    weights = [member.weight for member in close.members]
-    assert weights == [2400, 2400, pytest.approx(2 * 2400)]
+    assert [member.weight for member in close.members] == [2400, 2400, pytest.approx(2400)]
     world.accept("eu")
     world.accept("us")
-    assert world.closed(*THREE).participation == pytest.approx(2 / 4)
+    assert world.closed(*THREE).participation == pytest.approx(2 / 3)
 
 
-def test_several_deltas_of_one_learner_together_count_for_no_more() -> None:
+def test_several_doubted_deltas_of_one_learner_count_as_one_median_together() -> None:
     world = RoundWorld(*THREE)
     for _ in range(2):
         world.round("eu", "us", live=THREE)
     world.accept("eu")
     world.accept("us")
     for base in (0, 1, 2):
-        world.accept("ap", base=base)
-    close = world.closed(*THREE)
-    assert sum(member.weight for member in close.members[2:]) <= 2 * 2400 + 1e-6
+        world.accept("ap", base=base, tokens=200 * 2400)
+    assert sum(member.weight for member in world.closed(*THREE).members[2:]) <= 2400 + 1e-6
+
+
+def test_a_learner_that_takes_half_of_the_runs_steps_has_half_its_weight_and_is_missed_for_half_of_it() -> None:
+    world = RoundWorld("eu", "us")
+    for _ in range(2):
+        assert world.round("eu", live=("eu", "us")).participation == 0.5
+    assert [member.weight for member in world.round("eu", "us").members] == [2400, 1200]  # 24 steps for the run's 48
+    assert world.round("eu", live=("eu", "us")).participation == pytest.approx(2 / 3)
+
+
+def test_a_learner_that_comes_back_counts_from_where_it_attached() -> None:
+    world = RoundWorld("eu", "us")
+    world.round("eu", "us")
+    for _ in range(4):
+        world.round("eu", live=("eu",))
+    world.add(SessionItem("us", "session-2", "here"))
+    world.accept("eu")
+    world.accept("us", session="session-2")
+    assert [member.weight for member in world.closed("eu", "us").members] == [2400, 2400]
 
 
 def test_an_unequal_learner_of_two_keeps_its_weight() -> None:

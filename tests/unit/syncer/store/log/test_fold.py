@@ -99,15 +99,6 @@ def test_a_token_count_that_must_be_wrong_does_not_end_the_plan(history: History
     assert history.state.fragments[BODY].newest.token_count == 1000 + 3000 + 2000
 
 
-def test_a_short_delta_has_a_short_delta_s_share_of_its_round(history: History) -> None:
-    """Of two equal weights, the delta of a third of the round's steps counts a third, as in the merge."""
-    history.admit(accepted("a"))
-    history.admit(msgspec.structs.replace(accepted("b", "m1"), step_count=8, last_step=8))
-    history.admit(closed("a", "b"))
-    history.admit(committed())
-    assert [history.state.deltas[name].weight_share for name in "ab"] == [0.75, 0.25]
-
-
 def test_a_repeated_delta_counts_once_and_other_bytes_under_its_id_are_refused(history: History) -> None:
     history.admit(accepted("a"))
     assert history.reject(accepted("a")) == "REPEATED"

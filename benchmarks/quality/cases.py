@@ -268,38 +268,6 @@ _COMPARISONS: Final = (
 )
 
 
-def mixed(*made: Island, step_count: int = STEPS) -> Islands:
-    """Unequal learners, all stopped by the same clock, each of which plans the steps that it takes until then."""
-    return islands(len(made), step_count, ISLANDS_RATE, islands=made, is_wall_clock=True)
-
-
-def _mix(case: str, *groups: tuple[int, Island]) -> Iterable[Comparison]:
-    """Yields a mix of groups of equal learners against each group and learner by itself, on its part of the data."""
-    subject = mixed(*(island for count, island in groups for _ in range(count)))
-    for count, island in groups:
-        steps, name = round(STEPS * island.speed), f"batch {island.batch_size}, speed {island.speed:.2g}"
-        lone = replace(alone(steps), batch_size=island.batch_size, shard_count=len(subject.islands))
-        yield Comparison(case, subject, lone, f"one of {name}", 1.0, None, _MANY)
-        if count > 1:
-            equal = (replace(island, speed=1.0),) * count
-            group = islands(count, steps, ISLANDS_RATE, islands=equal, shard_count=len(subject.islands))
-            yield Comparison(case, subject, group, f"the {count} of {name}", 1.0, None, _MANY)
-
-
-_BIG, _FAST, _SLOW = Island(), Island(speed=3.0, batch_size=2), Island(speed=1 / 3)
-_MIXES: Final = (
-    *_mix("two, and one three times faster with a quarter of the batch", (2, _BIG), (1, _FAST)),
-    *_mix("four, and two three times faster with a quarter of the batch", (4, _BIG), (2, _FAST)),
-    *_mix("one, and two three times slower", (1, _BIG), (2, _SLOW)),
-    *_mix("two, and one three times slower", (2, _BIG), (1, _SLOW)),
-    *_mix(
-        "two of half the batch, and one three times slower with twice it",
-        (2, Island(batch_size=4)),
-        (1, Island(speed=1 / 3, batch_size=16)),
-    ),
-)
-
-
 def _cell(
     learner_count: int, step_count: int, settings: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]
 ) -> Cell:
@@ -375,7 +343,6 @@ TABLE: Final[tuple[Case, ...]] = (
     _GAP,
     *_CELLS,
     *_COMPARISONS[1:],
-    *_MIXES,
     _OTHER_DATA,
     *_SETTLING,
     _MUON,

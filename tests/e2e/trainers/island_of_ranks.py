@@ -62,7 +62,7 @@ class _Life:
 
     def _look(self, model: torch.nn.Module) -> None:
         stats = self._learner.stats
-        counts = stats.step_count, stats.token_count, stats.unsent_step_count, self._learner.planned_token_count
+        counts = stats.step_count, stats.token_count, stats.unsent_step_count
         whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
         self._seen.append((counts, [one.detach().clone() for one in whole]))
 

@@ -1,4 +1,4 @@
-"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that stands still.
+"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts its readings.
 
 `python -m tests.unit.syncer.store.make_golden` writes it anew. Do so only where the format changes on purpose.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skerry.runtime.clock import SystemClock
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 from skerry_syncer.store.log.checkpoints import write_checkpoint
@@ -30,7 +31,6 @@ from tests.support.dict_objects import DictObjects
 from tests.support.log_bench import store_on
 from tests.support.merge_driver import FLOAT32, FRAGMENT, INT4, Driver
 from tests.support.seeded_entropy import SeededEntropy
-from tests.support.still_clock import StillClock
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = FragmentLayout(
@@ -52,6 +52,21 @@ DTYPES = {
 _OUTER = OuterOptimizer(OuterName.NESTEROV, learning_rate=0.8, momentum=0.5, schedule=OuterSchedule.CONSTANT)
 
 
+class _CountingClock(SystemClock):
+    """Goes on by a second at every reading of its monotonic time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self._now_s += 1.0
+        return self._now_s
+
+    def unix_s(self) -> float:
+        return 1_700_000_000.0 + self._now_s
+
+
 async def make(objects: DictObjects) -> dict[str, object]:
     """Writes the run into `objects` and returns what a reader must find."""
     values = np.random.Generator(np.random.PCG64(1))
@@ -59,9 +74,9 @@ async def make(objects: DictObjects) -> dict[str, object]:
     spec = RunSpec("golden", uid, (LAYOUT,), DTYPES, 1_700_000_000.0)
     weights = values.standard_normal(LAYOUT.numel).astype(np.float32)
     policy = Policy(merge=MergeRule.MEAN, outer=_OUTER, update_encoding=INT4)
-    driver = await Driver.start(LAYOUT, policy, spec=spec, weights=weights, objects=objects, clock=StillClock())
+    driver = await Driver.start(LAYOUT, policy, spec=spec, weights=weights, objects=objects, clock=_CountingClock())
     log = driver.log
-    await store_on(objects, clock=StillClock()).publish("golden", spec.uid)
+    await store_on(objects, clock=_CountingClock()).publish("golden", spec.uid)
 
     def delta() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         return (0.01 * values.standard_normal(LAYOUT.numel)).astype(np.float32)

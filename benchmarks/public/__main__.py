@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,8 @@ from benchmarks.quality.statistics import Estimate, estimate, share_of_gap
 from benchmarks.report import DIRECTORY
 
 COMMITTED: Final = Path(__file__).parent / "results" / "outcomes.jsonl"
-"""Outcomes of the whole table on tiny Shakespeare."""
+COMMITTED_TEXT: Final = "tinyshakespeare"
+"""Outcomes on this text, of the rows that were trained so far."""
 _ALONE, _TOGETHER = list(KINDS)[:2]
 
 
@@ -29,6 +31,7 @@ Examples:
   python -m benchmarks.public                            on the plays; hours, goes on where it was cut off
   python -m benchmarks.public --data tinyshakespeare.txt the text of nanoGPT's own results
   python -m benchmarks.public --only "one learner"       one row
+  python -m benchmarks.public --committed                the committed results, without training
 """
 )
 @click.option(
@@ -38,12 +41,22 @@ Examples:
 )
 @click.option("--only", "names", multiple=True, type=click.Choice(list(KINDS)), help="A row.  [default: all]")
 @click.option("--steps", type=click.Choice([str(steps) for steps in LENGTHS]), help="One length.  [default: all]")
+@click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
-def main(*, data: Path | None, names: tuple[str, ...], steps: str | None, processes: int | None) -> None:
+def main(
+    *, data: Path | None, names: tuple[str, ...], steps: str | None, committed: bool, processes: int | None
+) -> None:
     """Train nanoGPT's processor recipe in each way, and say how the held-out losses compare.
 
     What was trained once is kept in build/benchmarks/public-outcomes.jsonl.
     """
+    if committed:
+        known, rates = Outcomes(COMMITTED), {}
+        for name in (name for name, kind in KINDS.items() if kind.tuned_as is None):
+            with suppress(KeyError):  # not tuned yet
+                rates[name] = tune(name, COMMITTED_TEXT, lambda job: known[job].losses[COMMITTED_TEXT])
+        Console(width=150).print(_table(known, COMMITTED_TEXT, rates))
+        return
     if data is None:
         data = DIRECTORY / "plays.txt"
         try:

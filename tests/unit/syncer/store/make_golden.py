@@ -1,4 +1,4 @@
-"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts its readings.
+"""Makes the golden store: a small run with every kind of item, from seeded identifiers and a clock that counts.
 
 `python -m tests.unit.syncer.store.make_golden` writes it anew. Do so only where the format changes on purpose.
 """

@@ -3,33 +3,33 @@
 For delta m with n_m tokens in s_m inner steps of learner l, whose base is k_m rounds old, and with W_j the larger of
 what learner j brings now and what it brought last:
 
-    n_m   is median(W_j, j != l)  if n_m is above 100 times that                (1)  tokens that are believed
-    w_m   = n_m min(1, 2 H / s_m)                                               (2)  weight
+    w_m   = n_m min(1, 2 H / s_m)                                               (1)  weight
+    w_m   = median(W_j, j != l)   if it is above 100 times that                 (2)  doubt
     f_m   = (1 + k_m)^-0.5                                                      (3)  staleness
     L     = min(H, max{s : sum(w_m f_m, s_m >= s) >= sum(w_m f_m) / 2})         (4)  length of the round
-    R_m   = S - S_m + L sum(w_m f_m, contributors) / sum(w_m, working)          (5)  the run's steps meanwhile
-    w'_m  = w_m min(1, s_m / R_m)                                               (6)  weight of a slow learner
+    R_l   = S - S_l + L sum(w_m f_m, contributors) / sum(w_m, working)          (5)  the run's steps meanwhile
+    w'_m  = w_m min(1, s_l / R_l)                                               (6)  weight of a slow learner
     rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (7)  participation, at most 1
     L     = min(s_m)  after an outage of all, if that is above H                (8)
 
-(1) A learner that counts samples as tokens, or reports 1000 times its tokens, neither dominates a round nor ends the
-run's plan. With fewer than two others nobody is doubted. (2) Tokens of more than 2 H steps do not count. (4) is the
-weighted median of the steps: half of the round's weight came in deltas of L steps or more. Longer deltas are shortened
-to L steps in the direction that they took (`merge`), shorter ones are taken as they are. So a learner that takes many
-small steps moves the run no faster than those who do most of the work.
+(1) Tokens of more than 2 H steps do not count. (2) A learner that counts bytes as tokens, or reports 1000 times its
+tokens, does not dominate a round in which two others work; with fewer others nobody is doubted. (4) is the weighted
+median of the steps: half of the round's weight came in deltas of L steps or more. Longer deltas are shortened to L
+steps in the direction that they took (`merge`), shorter ones are taken as they are. So a learner that takes many small
+steps moves the run no faster than those who do most of the work.
 
-By (6) a slow learner does not hold the run back. The run is at S inner steps; it was at S_m when the learner last
-brought a delta, or attached. What took s_m steps while the run went on by R_m began from weights of long ago, and went
-less far than the run did.
+By (6) a slow learner does not hold the run back. The run is at S inner steps; it was at S_l when the learner last
+brought a delta, or attached if that was later. What took the s_l steps of its deltas of this round while the run went
+on by R_l went less far than the run did. A learner that paused counts as slow once.
 
 A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
-is also scaled by rho. A learner that works and is not in the round counts in (7) with what it brought last.
+is also scaled by rho. A learner that works and is not in the round counts in (5) and (7) with the w' that it had last.
 
 (8) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
 that comes back alone with the work of hours moves the run by a round at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
-2007.07481). (1), (4) to (6) and rho are this project's.
+2007.07481). (2), (4) to (6) and rho are this project's.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _NEARLY_EVERYBODY: Final = 0.75
 _MOST_BELIEVED: Final = 100.0
 # Rounds of H steps whose tokens count in one delta.
 _MOST_ROUNDS: Final = 2.0
+# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
+ABSENT_AFTER_ROUNDS: Final = 1.5
 # Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
 _MOST_MISSED: Final = 0.5
 
@@ -52,19 +54,19 @@ _MOST_MISSED: Final = 0.5
 class Contribution(NamedTuple):
     """One delta of a round."""
 
-    weight: float  # w or w', equations (2) and (6)
+    weight: float  # w or w', equations (1), (2) and (6)
     damping: float  # f, equation (3)
 
 
 def delta_weight(token_count: int, step_count: int, *, inner_step_count: int) -> float:
-    """Returns w of equation (2); 0 for a delta without steps."""
+    """Returns w of equation (1); 0 for a delta without steps."""
     if step_count <= 0:
         return 0.0
     return token_count * min(1.0, _MOST_ROUNDS * inner_step_count / step_count)
 
 
 def believed_bounds(brought: Mapping[str, float]) -> dict[str, float]:
-    """Returns what each learner counts for at most, equation (1), from W by learner; infinite: it is believed."""
+    """Returns what each learner counts for at most, equation (2), from W by learner; infinite: it is believed."""
     order, other_count = sorted(brought.values()), len(brought) - 1
     bounds = dict.fromkeys(brought, math.inf)
     if other_count < 2:

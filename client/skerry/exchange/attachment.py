@@ -220,7 +220,7 @@ class Attachment:
                 committed = event.version_committed
                 self._on_fates(committed.merged)
                 self._on_versions([committed.version])
-                self._session.run_progressed(committed.run_step_count, committed.run_token_count)
+                self._session.run_went_on(committed.run_step_count, committed.run_token_count)
             case "fates_decided":
                 self._on_fates(event.fates_decided.fates)
             case "policy_changed":

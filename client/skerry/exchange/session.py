@@ -117,15 +117,21 @@ class Session(Reader):
         return {"run": self.settings.run, "learner": self.settings.learner_id}
 
     def run_progressed(self, run_step_count: float, run_token_count: float) -> None:
-        """Takes note of the run's progress in inner steps, and in tokens."""
+        """Takes note of the run's progress in inner steps, and in tokens, from where it begins or is set back to."""
         self.run_step_count, self._run_token_count = run_step_count, run_token_count
         self._token_count_then = self.trained.token_count
+
+    def run_went_on(self, run_step_count: float, run_token_count: float) -> None:
+        """Takes note of the run's progress. Own tokens that are not merged yet still count."""
+        self.run_progressed(run_step_count, max(run_token_count, self._tokens()))
 
     @property
     def progress(self) -> float | None:
         """What `Stats.progress` says: the tokens that the run reported last, and own tokens since."""
-        tokens = self._run_token_count + self.trained.token_count - self._token_count_then
-        return None if self.run_step_count is None else share_of_plan(tokens, self.policy.planned_token_count)
+        return None if self.run_step_count is None else share_of_plan(self._tokens(), self.policy.planned_token_count)
+
+    def _tokens(self) -> float:
+        return self._run_token_count + self.trained.token_count - self._token_count_then
 
     async def until_connected(self, call: Callable[[], Awaitable[R]]) -> R:
         """Returns a call's result, repeated until the syncer answers or `connect_timeout_s` is over.

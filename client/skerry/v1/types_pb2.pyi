@@ -108,9 +108,10 @@ class _MergeRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeRule.V
 class MergeRule(_MergeRule, metaclass=_MergeRuleEnumTypeWrapper):
     """How the deltas of a round become one outer gradient. L is the round's length (VersionCommitted.run_step_count). A
     delta of s steps enters as v, the delta times min(1, L / s) * H / L. Its weight w is its number of tokens, at most
-    those of 2 H steps, damped by its staleness (Policy.max_staleness), times min(1, s / R), where R is by how many inner
-    steps the run went on since its learner's last delta. A learner that brings more than 100 times the median tokens of
-    the others, if there are two or more of them, counts as that median.
+    those of 2 H steps, damped by its staleness (Policy.max_staleness), times min(1, s / R), where s are the steps of all
+    its learner's deltas of the round, and R is by how many inner steps the run went on, with this round, since that
+    learner's last merged delta, or since it attached. A learner that brings more than 100 times the median tokens of the
+    others, if two or more of them work, counts as that median.
     """
 
 MERGE_RULE_UNSPECIFIED: MergeRule.ValueType  # 0
@@ -1377,7 +1378,7 @@ class VersionCommitted(_message.Message):
     """
     run_token_count: _builtins.float
     """The run's progress in tokens: the tokens of all deltas merged into a fragment, as the mean over fragments. Where a
-    delta has more than 100 times the median of what two or more other learners bring, that median counts instead.
+    delta has more than 100 times the median of what two or more others brought lately, that median counts instead.
     Learning-rate schedules SHOULD follow this number plus a learner's own tokens since, as a share of
     Policy.planned_token_count, so that all learners are at the same point of the schedule.
     """

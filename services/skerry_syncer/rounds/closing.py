@@ -1,8 +1,8 @@
 """What a close records: which deltas are members, how much each counts, and how long the round is.
 
 Pure functions of log and leases. The formulas are in `skerry.algorithm`; this file selects the learners and deltas that
-they apply to. A delta's norm and its learner's weight are compared with those of the others, so that one broken
-learner can neither dominate a round nor stop it.
+they apply to. A delta's norm and its learner's weight are compared with those of the others, so that what no training
+explains can neither dominate a round nor stop it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.merge import largest_after, reference_norms, with_step
 from skerry.algorithm.rounds import (
+    ABSENT_AFTER_ROUNDS,
     Contribution,
     believed_bounds,
     delta_weight,
@@ -46,8 +47,6 @@ from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState
 # comma.
 _SCALARS_BYTES: Final = MAX_APPEND_BYTES * 3 // 4
 _SCALAR_BYTES: Final = 11
-# Rounds that a run goes on before a learner that brings nothing no longer counts as working.
-_ABSENT_AFTER_ROUNDS: Final = 1.5
 # Of each learner the newest delta in so many versions of a fragment is what its peers are compared with.
 _RECENT_VERSIONS: Final = 8
 # Below it a delta has no direction.
@@ -225,11 +224,11 @@ def _closed(
 def _working_learners(state: RunState, fragment: FragmentState, view: MembershipView) -> set[str]:
     """Returns the learners whose absence from a round of `fragment` lowers its participation.
 
-    A learner counts as working until the run has gone on for `_ABSENT_AFTER_ROUNDS` without a delta of it. So a dead
+    A learner counts as working until the run has gone on for `ABSENT_AFTER_ROUNDS` without a delta of it. So a dead
     learner damps the others' steps for a round or two, and not until its lease expires. Attaching again does not count
     as work.
     """
-    horizon = _ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
+    horizon = ABSENT_AFTER_ROUNDS * state.policy.inner_step_count
     working = set()
     for name in present_learners(state, fragment, view):
         known, since = state.learners[name], fragment.contributed_at.get(name, -math.inf)

@@ -1,4 +1,4 @@
-"""Weights, staleness, length, cap and participation of a round, with numbers checked by hand."""
+"""Weights, staleness, length, doubt and participation of a round, with numbers checked by hand."""
 
 from __future__ import annotations
 

@@ -103,6 +103,17 @@ async def test_progress_is_the_share_that_was_reported_and_the_own_tokens_since(
     assert seen == [None, 0.4, 0.42, 1.0]
 
 
+async def test_progress_does_not_fall_back_when_others_work_is_merged_before_ones_own() -> None:
+    world = World([attached(1000)])
+    await world.live()
+    world.session.trained = Trained(6, 300)
+    assert world.session.progress == 0.66
+    world.session.run_went_on(1.0, 410.0)
+    assert world.session.progress == 0.66
+    world.session.run_went_on(2.0, 750.0)
+    assert world.session.progress == 0.75
+
+
 async def test_a_run_without_a_plan_has_no_progress() -> None:
     world = World([attached()])
     await world.live()

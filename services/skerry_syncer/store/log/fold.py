@@ -15,12 +15,13 @@ Of each kind of item, `check_…` says why it is rejected, and `_apply_…` does
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from skerry.algorithm.merge import with_step
-from skerry.algorithm.rounds import believed_bounds, delta_weight, relative_speed
+from skerry.algorithm.rounds import ABSENT_AFTER_ROUNDS, believed_bounds, delta_weight, relative_speed
 from skerry_syncer.store.errors import LogCorruptError
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
@@ -317,16 +318,17 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     assert close is not None  # `check` admitted the item
     fragment.closing = None
     merged = [state.deltas[member.delta] for member in close.members]
+    policy = fragment.closing_policy or state.policy
+    token_count = _token_count(state, fragment, [delta.item for delta in merged], policy.inner_step_count)
     newest = _add_version(
         state,
         fragment,
         item.version,
         item.digest,
         step_count=fragment.newest.step_count + close.participation * close.length,
-        token_count=fragment.newest.token_count + _token_count(fragment, [delta.item for delta in merged]),
+        token_count=fragment.newest.token_count + token_count,
         commit=CommitRecord(close, item),
     )
-    policy = fragment.closing_policy or state.policy
     total = sum(member.weight for member in close.members)
     trained = Counter[str]()
     for delta in merged:
@@ -350,13 +352,22 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
     return merged
 
 
-def _token_count(fragment: FragmentState, items: Sequence[AcceptedItem]) -> float:
-    """Returns by how many tokens a round of these deltas takes the run on."""
-    brought = dict(fragment.weights)
+def _token_count(state: RunState, fragment: FragmentState, items: Sequence[AcceptedItem], full: int) -> float:
+    """Returns by how many tokens a round of these deltas takes the run on; a delta of a full round has `full` steps.
+
+    A learner whose tokens are doubted counts with what is believed. It is held against those who worked lately.
+    """
+    oldest = fragment.newest.step_count - ABSENT_AFTER_ROUNDS * full
+    brought = {
+        name: weight
+        for name, weight in fragment.weights.items()
+        if not state.learners[name].has_left and fragment.contributed_at[name] >= oldest
+    }
     for item in items:
-        brought[item.learner] = max(brought.get(item.learner, 0.0), item.token_count)
+        weight = delta_weight(item.token_count, item.step_count, inner_step_count=full)
+        brought[item.learner] = max(brought.get(item.learner, 0.0), weight)
     bounds = believed_bounds(brought)
-    return sum(min(item.token_count, bounds[item.learner]) for item in items)
+    return math.fsum(min(item.token_count, bounds[item.learner]) for item in items)
 
 
 def _add_version(state: RunState, fragment: FragmentState, number: int, digest: str, **content: Any) -> VersionState:
@@ -476,7 +487,7 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             version.is_abandoned |= version.version > source.version
         fragment.momentum_from = source.step_count
         fragment.paces.clear()
-        fragment.contributed_at.clear()
+        fragment.contributed_at = dict.fromkeys(fragment.contributed_at, source.step_count)
         fragment.worked_until.clear()
         _add_version(
             state,
@@ -489,6 +500,8 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             outer=target.outer,
             source_version=source.version,
         )
+    for learner in state.learners.values():
+        learner.attached_at_step = min(learner.attached_at_step, state.step_count)
     return decided
 
 

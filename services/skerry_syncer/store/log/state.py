@@ -113,7 +113,7 @@ class FragmentState:
     worked_until: dict[str, float] = field(default_factory=dict)  # by learner: step_count that this delta trained up to
     paces: dict[str, Pace] = field(default_factory=dict)  # by learner, of its deltas merged since a roll-back
     weights: dict[str, float] = field(default_factory=dict)  # by learner: w of its last merged delta, not damped
-    speeds: dict[str, float] = field(default_factory=dict)  # by learner: w' / w of that delta
+    speeds: dict[str, float] = field(default_factory=dict)  # by learner: s / R of that delta, at most 1
 
     @property
     def newest(self) -> VersionState:
@@ -196,10 +196,7 @@ class RunState:
         return not self.condemned.isdisjoint(ref.name for ref in refs)
 
     def steps_since_work(self, fragment: FragmentState, learner: str) -> float:
-        """Returns by how many inner steps the run went on since the learner's last merged delta, or since it attached.
-
-        After a roll-back it may have attached at steps that the run has not come to again.
-        """
+        """Returns by how many inner steps the run went on since a learner's last merged delta, or attachment."""
         since = max(fragment.contributed_at.get(learner, 0.0), self.learners[learner].attached_at_step)
         return max(0.0, fragment.newest.step_count - since)
 

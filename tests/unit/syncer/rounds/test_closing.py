@@ -14,6 +14,7 @@ from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.membership import MembershipView
 from skerry_syncer.store.log.entries import ClosedItem, Fate, FateItem, LeftItem, PolicyItem, SessionItem
 from skerry_syncer.store.log.state import RunState
+from tests.support.history import rolled_back
 from tests.unit.syncer.rounds.round_world import SETTLED_S, THREE, RoundWorld, learner, view
 
 
@@ -299,6 +300,22 @@ def test_a_learner_that_comes_back_counts_from_where_it_attached() -> None:
     world.accept("eu")
     world.accept("us", session="session-2")
     assert [member.weight for member in world.closed("eu", "us").members] == [2400, 2400]
+
+
+def test_after_a_roll_back_learners_count_as_before_it_whenever_they_attached() -> None:
+    world = RoundWorld("eu", "us")
+    for _ in range(20):
+        world.round("eu", "us")
+    world.add(SessionItem("late", "session-late", "here"))  # at step 480
+    for _ in range(10):
+        world.round("eu", "us", "late")
+    world.add(rolled_back("r", 2, 31, "a"))  # to step 48
+    weights = [member.weight for member in world.round("eu", "us", "late").members]
+    assert weights == [2400, 2400, 2400]
+    for _ in range(3):
+        world.round("eu", "us", live=("eu", "us", "late"))
+    slow = world.round("eu", "us", "late").members[-1]
+    assert slow.weight == pytest.approx(800)  # 24 steps for the run's 72: 16 in each round that missed it, and 24
 
 
 def test_an_unequal_learner_of_two_keeps_its_weight() -> None:

@@ -99,6 +99,29 @@ def test_a_token_count_that_must_be_wrong_does_not_end_the_plan(history: History
     assert history.state.fragments[BODY].newest.token_count == 1000 + 3000 + 2000
 
 
+def test_tokens_are_held_against_those_who_work_and_not_against_those_who_left(history: History) -> None:
+    history.add(SessionItem("m2", "m2-s1", "here"))
+    for number, learner in enumerate(("m1", "m2")):
+        history.admit(msgspec.structs.replace(accepted(f"small {number}", learner), token_count=8))
+    committed_round(history, "small 0", "small 1")
+    history.admit(LeftItem("m1", "m1-s1"))
+    history.admit(LeftItem("m2", "m2-s1"))
+    history.admit(msgspec.structs.replace(accepted("large", base=1), token_count=10_000))
+    committed_round(history, "large", version=2)
+    assert history.state.fragments[BODY].newest.token_count == 16 + 10_000
+
+
+def test_all_tokens_of_a_long_outage_count_for_the_plan(history: History) -> None:
+    history.add(SessionItem("m2", "m2-s1", "here"))
+    for number, learner in enumerate(("m0", "m1", "m2")):
+        long = msgspec.structs.replace(
+            accepted(f"long {number}", learner, base=number), step_count=6000, last_step=6000, token_count=600_000
+        )
+        history.admit(long)
+        committed_round(history, f"long {number}", version=number + 1)
+    assert history.state.fragments[BODY].newest.token_count == 3 * 600_000
+
+
 def test_a_repeated_delta_counts_once_and_other_bytes_under_its_id_are_refused(history: History) -> None:
     history.admit(accepted("a"))
     assert history.reject(accepted("a")) == "REPEATED"

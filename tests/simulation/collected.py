@@ -69,7 +69,8 @@ class Collections:
     def too_early(self, state: RunState, item: Item) -> Iterator[str]:
         """Yields the weights that an item takes although they were the newest within the policy's hours.
 
-        Whoever's clock says something else: the time is the world's, when entries landed.
+        A version that has a snapshot does not need its update. Whoever's clock says something else: the time is the
+        world's, when entries landed.
         """
         if not isinstance(item, CollectedItem) or not self._evidence.landed_at_s:
             return
@@ -77,7 +78,8 @@ class Collections:
         made_s = [self._landed_at_s(one.position) for _, one in versions]
         since_s = max(made_s) - state.policy.kept_hours * 3600 + _ROUNDED_S
         for (fragment, version), at_s in zip(versions, made_s, strict=True):
-            if at_s >= since_s and not {ref.name for ref in version.weights_refs}.isdisjoint(item.names):
+            needed = {ref.name for ref in version.weights or version.weights_refs}
+            if at_s >= since_s and not needed.isdisjoint(item.names):
                 yield f"position {state.position} took {fragment.layout.name} version {version.version}"
 
     def _landed_at_s(self, position: int) -> float:

@@ -197,7 +197,8 @@ async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_pat
     assert "trained to the end, but the checkpoint can't be written" in printed
     assert "step=150" in printed
     steps = steps_in(tmp_path)
-    assert steps == list(range(1, len(steps) + 1))
+    assert steps == sorted(set(steps))  # where one line no longer fits, a shorter one may
+    assert 0 < len(steps) < 150
     assert files_in(tmp_path) == {"metrics.jsonl"}
 
 

@@ -12,11 +12,11 @@ what learner j brings now and what it brought last:
     rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (7)  participation, at most 1
     L     = min(s_m)  after an outage of all, if that is above H                (8)
 
-(1) Tokens of more than 2 H steps do not count. (2) A learner that counts bytes as tokens, or reports 1000 times its
-tokens, does not dominate a round in which two others work; with fewer others nobody is doubted. (4) is the weighted
-median of the steps: half of the round's weight came in deltas of L steps or more. Longer deltas are shortened to L
-steps in the direction that they took (`merge`), shorter ones are taken as they are. So a learner that takes many small
-steps moves the run no faster than those who do most of the work.
+(1) Tokens of more than 2 H steps do not count. (2) A learner that reports 1000 times its tokens does not dominate a
+round in which two others work; with fewer others nobody is doubted. (4) is the weighted median of the steps: half of
+the round's weight came in deltas of L steps or more. Longer deltas are shortened to L steps in the direction that they
+took (`merge`), shorter ones are taken as they are. So a learner that takes many small steps moves the run no faster
+than those who do most of the work.
 
 By (6) a slow learner does not hold the run back. The run is at S inner steps; it was at S_l when the learner last
 brought a delta, or attached if that was later. What took the s_l steps of its deltas of this round while the run went

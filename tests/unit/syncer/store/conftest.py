@@ -3,11 +3,14 @@
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 from skerry_syncer.store.objects.interface import Objects
@@ -20,13 +23,24 @@ _prefixes = itertools.count()
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The address of moto's server."""
+    """The address of moto's server, which puts one object at a time.
+
+    Moto by itself looks whether an object exists and then writes it, so that of two conditional puts both may win.
+    """
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    lock, put_object = threading.Lock(), S3Response.put_object
+
+    def put_alone(response: S3Response) -> Any:
+        with lock:
+            return put_object(response)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Response, "put_object", put_alone)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 def _new_prefix(monkeypatch: pytest.MonkeyPatch, endpoint: str, **variables: str) -> str:

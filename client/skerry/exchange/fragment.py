@@ -198,6 +198,8 @@ class FragmentExchange:
                     await self._push()
             case InFlight(is_returned=True) | InFlight(is_quarantined=True) as state:
                 self._give_up(state)
+            case InFlight(is_loaded=True) as state:
+                self.state = fragment_state.adopted(state, state.ledger, is_merged=True)
             case Idle(must_adopt=True) | Replacing():
                 await self._adopt()
             case Idle() as state if self.may_send and (state.is_turn_to_send or not has_newer):

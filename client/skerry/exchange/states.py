@@ -13,6 +13,7 @@
     InFlight       the delta expired, or was superseded                   `returned`      Idle
     InFlight       a version was adopted that holds the delta             `adopted`       Idle
     InFlight       a version was adopted that does not hold it            `adopted`       InFlight
+    InFlight       an earlier session's delta is in the version loaded    `adopted`       Idle
     Idle           a version was adopted                                  `adopted`       Idle
     any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
     Replacing      the weights were overwritten with a version            `adopted`       Idle
@@ -77,6 +78,14 @@ class InFlight:
     def is_merged(self) -> bool:
         """Whether a version has it."""
         return self.fate.fate == types_pb2.FATE_MERGED
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is an earlier session's, and in the version that this session loaded.
+
+        A rank that loads its fragments after the first rank has attached is told of such a delta as pending.
+        """
+        return self.is_merged and not self.delta.is_own and self.fate.version <= self.ledger.version
 
     @property
     def is_returned(self) -> bool:

@@ -274,6 +274,15 @@ async def test_a_run_that_is_closed_takes_nothing_and_leaves_the_work_unsent() -
         assert world.fragment.last_work == LastWork(unsent_step_count=2)
 
 
+async def test_an_earlier_sessions_delta_that_is_in_the_loaded_version_holds_nothing_up() -> None:
+    async with living(push_delta=[accepted]) as world:
+        world.fragment.wait_behind(types_pb2.DeltaFate(delta_id="earlier", fate=types_pb2.FATE_PENDING))
+        world.decide(types_pb2.FATE_MERGED, version=3)
+        await world.train()
+        await world.until(lambda: bool(world.pushes))
+        assert world.pushes[0][0].header.step_count == 2
+
+
 async def test_a_flush_sends_what_is_not_due() -> None:
     async with living(push_delta=[accepted]) as world:
         await world.step(0.5, 2.5)

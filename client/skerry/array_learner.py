@@ -344,8 +344,10 @@ class ArrayLearner:
     def flush(self, timeout_s: float, *, is_last: bool = False) -> bool:
         """Sends all unsent work and returns whether it was acknowledged within the timeout.
 
-        Steps behind a delta in flight wait for its round. If nothing is trained afterwards, say `is_last`: such a round
-        opens at once then, which cuts it short for all learners.
+        Steps behind a delta in flight are sent when its round is over. Such a round opens at once, which cuts it short
+        for all learners; it still needs the policy's quorum. Work that is acknowledged may wait to be merged until this
+        learner, or another one, has trained on. If nothing is trained afterwards, say `is_last`: rounds then open for
+        all that is in flight.
 
         Also true when this learner was stopped, and when the run is closed and the last fates are known, so that
         nothing can be sent.

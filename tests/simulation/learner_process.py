@@ -42,7 +42,7 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 _STEP_SIZE: Final = 0.1
 _TOKENS: Final = 100
 _REJOIN_S: Final = 3.0
-# How long leaving waits until everything is acknowledged.
+# How long a flush waits until everything is acknowledged.
 _FLUSH_S: Final = 30.0
 
 
@@ -63,6 +63,7 @@ class LearnerProcess:
     transport: SimTransport | None = None  # the newest process's
     is_training: bool = True
     poison: float | None = None  # the next step multiplies some weights by it; it may be infinite
+    flush_count: int = 0  # after each of so many of the next steps training waits until all work is acknowledged
 
     @property
     def process(self) -> Process:
@@ -174,14 +175,23 @@ class LearnerProcess:
             exchange.step(_TOKENS, loss=1.0)
             record.longest_stall_s = exchange.stats.stall_s_max
             record.failure = exchange.stats.failure
+            if self.flush_count and record is self.record:
+                record.failed_flush_count += not await self._flush(exchange, is_last=False)
+                self.flush_count -= 1
 
-    async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
+    async def _flush(self, exchange: ExchangeLoop, *, is_last: bool) -> bool:
+        """Does what a learner's `flush` does, without a thread to wait in."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _FLUSH_S
-        exchange.flush(is_last=True)
+        exchange.flush(is_last=is_last)
         while not (is_flushed := exchange.is_flushed) and loop.time() < deadline_s:
-            exchange._boundary.work()  # what `serve` does, without a thread to wait in
+            exchange._boundary.work()
             await asyncio.sleep(0.1)
+        exchange.end_flush()
+        return is_flushed
+
+    async def _leave(self, record: LearnerRecord, exchange: ExchangeLoop) -> None:
+        is_flushed = await self._flush(exchange, is_last=True)
         record.has_flushed = is_flushed and not exchange.stats.is_closed
         record.failure = exchange.stats.failure
         await exchange.leave()

@@ -27,6 +27,7 @@ class LearnerRecord:
     fates: dict[str, types_pb2.DeltaFate] = field(default_factory=dict)  # the last that was heard
     is_newest: bool = True
     has_left: bool = False
+    failed_flush_count: int = 0  # in the middle of training
     has_flushed: bool = False  # before it left: everything that it trained was acknowledged
     is_dirty: bool = False  # its weights were poisoned, so contents are not checked
     may_be_fenced: bool = False  # the learner has had several sessions, and an old one's hello may come late

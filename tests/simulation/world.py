@@ -218,6 +218,8 @@ class World:
         if self.plan.mix.closes_under_fire:
             await self._close_run()
             self._calm_down()
+        else:
+            await self._flush_and_train_on(deadline_s)
         for learner in self.learners:
             learner.is_training = False
         while (staying := self._staying()) and loop.time() < deadline_s:
@@ -231,6 +233,19 @@ class World:
                 if learner.record.has_left and not learner.record.has_flushed and learner.record.failure is None
             ]
             await self._close_run()
+
+    async def _flush_and_train_on(self, deadline_s: float) -> None:
+        """Has all learners flush, train a step, and flush again, while the first delta may wait for its round."""
+        loop = asyncio.get_running_loop()
+        for learner in self.learners:
+            learner.flush_count = 2
+        while any(learner.flush_count for learner in self.learners) and loop.time() < deadline_s:
+            await asyncio.sleep(1.0)
+        self.complaints += [
+            f"{learner.name} could not flush while it trained, though nothing failed"
+            for learner in self.learners
+            if learner.record.failed_flush_count or learner.flush_count
+        ]
 
     def _staying(self) -> list[LearnerProcess]:
         """Returns the learners that have not left; one that the closed run did not let in has nothing to leave."""

@@ -350,7 +350,8 @@ class ExchangeLoop:
     def flush(self, *, is_last: bool = False) -> None:
         """Has every fragment send its unsent work at once, however few steps it holds.
 
-        With `is_last` nothing is trained afterwards, and rounds open for what is in flight.
+        Rounds open for what is in flight if it has later steps behind it; with `is_last`, after which nothing is
+        trained, for all of it.
         """
         self._session.is_flushing, self._session.is_ending = True, is_last
         self._attachment.report_due.set()

@@ -1059,6 +1059,7 @@ class LearnerReport(_message.Message):
     UNSENT_STEP_COUNT_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     DROPPED_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    IS_ENDING_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
     """Inner steps taken since the learner's own training began."""
     token_count: _builtins.int
@@ -1070,8 +1071,8 @@ class LearnerReport(_message.Message):
     received_bytes: _builtins.int
     """Bytes received in snapshots and updates, as they travel."""
     is_flushing: _builtins.bool
-    """True while the learner has stopped training and sends its last work. A round with a delta of such a learner opens
-    at once, because the learner sends its later steps only when that delta is merged.
+    """True while the learner trains no further before all of its work is acknowledged. A round with a delta of such a
+    learner opens at once if the learner has taken later steps, because it sends them only when that delta is merged.
     """
     unsent_step_count: _builtins.int
     """Inner steps that are in no acknowledged delta, in the fragment that has most of them. The number grows while the
@@ -1085,6 +1086,10 @@ class LearnerReport(_message.Message):
     dropped_step_count: _builtins.int
     """Inner steps whose work is lost because their delta was quarantined or not finite, in the fragment that has most of
     them.
+    """
+    is_ending: _builtins.bool
+    """True while the learner has stopped training and sends its last work. A round with any delta of such a learner opens
+    at once.
     """
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
@@ -1113,10 +1118,11 @@ class LearnerReport(_message.Message):
         unsent_step_count: _builtins.int = ...,
         problem: _builtins.str = ...,
         dropped_step_count: _builtins.int = ...,
+        is_ending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "stall_time", b"stall_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "dropped_step_count", b"dropped_step_count", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "adopted", b"adopted", "dropped_step_count", b"dropped_step_count", "is_ending", b"is_ending", "is_flushing", b"is_flushing", "loss", b"loss", "problem", b"problem", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "stall_time", b"stall_time", "step_count", b"step_count", "step_time", b"step_time", "token_count", b"token_count", "unsent_step_count", b"unsent_step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

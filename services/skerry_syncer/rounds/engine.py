@@ -4,8 +4,8 @@ Pure decisions: no I/O, no clock, no randomness; time comes in as an argument. W
 and only the fold makes it true, so any number of replicas may run an engine each over the same log.
 
 A round of a fragment is *open* when a pending delta holds at least H steps, or its learner has trained H steps since
-it took the delta (so that a late, short delta whose learner is alone now can't wait for ever), trains no more, has
-left, or is back with another session (its later steps can't be sent before). An open round closes
+it took the delta (so that a late, short delta whose learner is alone now can't wait for ever), flushes steps since or
+is back with another session (neither can be sent before), trains no more, or has left. An open round closes
 
     at once        when every expected learner is in it: live leases, and the contributors of the last closes until
                    they leave or miss two;

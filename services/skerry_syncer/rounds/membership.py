@@ -40,10 +40,11 @@ class LearnerReport:
     received_bytes: _Count = 0
     adopted: tuple[tuple[str, _Int64], ...] = ()  # (fragment, version)
     stall_time_s: _Duration = 0.0
-    is_flushing: bool = False  # it has stopped training and sends its last work
+    is_flushing: bool = False  # it trains no further before all of its work is acknowledged
     unsent_step_count: _Count = 0
     problem: _Reason = ""
     dropped_step_count: _Count = 0
+    is_ending: bool = False  # it has stopped training and sends its last work
 
     @property
     def token_rate(self) -> float:
@@ -132,7 +133,8 @@ def is_open(state: RunState, fragment: FragmentState, view: MembershipView) -> b
         later_steps = seen.report.step_count - item.last_step
         if max(item.step_count, later_steps) >= state.policy.inner_step_count:
             return True
-        is_last = seen.report.is_flushing or (known is not None and known.session != item.session)
-        if (seen.is_live and is_last) or (known is not None and known.has_left):
+        is_waited_for = seen.report.is_flushing and later_steps > 0
+        is_last = seen.report.is_ending or (known is not None and known.session != item.session)
+        if (seen.is_live and (is_waited_for or is_last)) or (known is not None and known.has_left):
             return True
     return False

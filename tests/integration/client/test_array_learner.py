@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,19 @@ def test_float16_arrays_train_and_their_rounding_is_nobodys_work(target: str) ->
         assert learner.flush(30)
         assert learner.stats.versions == versions
     assert problem.loss < Quadratic().loss
+
+
+@pytest.mark.parametrize("others", [[], ["eu"]], ids=["alone", "two"])
+def test_steps_behind_a_short_delta_are_flushed_though_nobody_trains_on(target: str, others: list[str]) -> None:
+    problem = Quadratic()
+    with ExitStack() as stack:
+        learner = stack.enter_context(_attached(target, problem=problem))
+        for name in others:
+            stack.enter_context(_attached(target, name))
+        for step_count in range(1, 5):
+            learner.step(tokens=8, loss=problem.descend())
+            assert learner.flush(10), learner.stats
+            assert (learner.stats.step_count, learner.stats.unsent_step_count) == (step_count, 0)
 
 
 def test_other_shapes_are_refused_by_name(target: str) -> None:

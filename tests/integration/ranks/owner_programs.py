@@ -73,7 +73,7 @@ def send_changes(
         _change(model)
         for _ in range(DELTA_COUNT):
             learner.step(tokens=24 // rank.count)
-            assert learner.flush(60.0, is_last=True)
+            assert learner.flush(60.0)
         stats = learner.stats
         assert learner.leave(60.0, load_merged=True)
     return sent, weights_of(model), stats

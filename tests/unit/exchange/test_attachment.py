@@ -83,6 +83,7 @@ async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_good
     quarantined = PoisonedError("QUARANTINED", "norm is an outlier")
     world.session.not_merged(LAYOUT, "quarantined", quarantined, is_lost=True)
     world.fragment._lost_step_count = 2
+    world.session.is_flushing = True
     await world.live()
     hello, *reports, leave = world.requests
     assert (hello.hello.run, hello.hello.learner_id, hello.hello.session_id) == ("fit", "us", world.session.session_id)
@@ -90,6 +91,7 @@ async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_good
     report = reports[-1].report
     assert (report.step_count, report.token_count, report.unsent_step_count) == (104, 1040, 4)
     assert (report.problem, report.dropped_step_count) == ("QUARANTINED", 2)
+    assert (report.is_flushing, report.is_ending) == (True, False)
     assert [(adopted.fragment, adopted.version) for adopted in report.adopted] == [("f", 3)]
 
 

@@ -161,7 +161,7 @@ def trained(trainings: list[Training]) -> tuple[RunState, float]:
         items = [delta.item for delta in fragment.pending.values()]
         for item, (usual_norm,) in zip(items, references(world.state, fragment, items), strict=True):
             largest = max(largest, item.norm_a_step / usual_norm)
-        seen = {name: learner(step_count=steps[name], is_flushing=name in left) for name in working}
+        seen = {name: learner(step_count=steps[name], is_ending=name in left) for name in working}
         world.close_and_commit(world.closed_in(MembershipView(seen, SETTLED_S)))
         for name in left:
             world.add(LeftItem(name, f"session-{name}"))

@@ -84,12 +84,20 @@ def test_a_short_delta_opens_a_round_when_its_learner_trains_no_more() -> None:
     world.accept("eu", steps=5)
     opened = {}
     for is_live in (True, False):
-        seen = MembershipView({"eu": learner(is_live=is_live, step_count=8, is_flushing=True)}, SETTLED_S)
+        seen = MembershipView({"eu": learner(is_live=is_live, step_count=8, is_ending=True)}, SETTLED_S)
         opened[is_live] = RoundEngine().decide(world.state, seen, 0.0).open_rounds
     assert opened == {True: (("a", 1),), False: ()}, "it may be gone"
     assert not is_closed(world)
     world.add(LeftItem("eu", "session-eu"))
     assert is_closed(world)
+
+
+def test_a_short_delta_of_a_learner_that_flushes_opens_a_round_only_if_it_keeps_later_steps_back() -> None:
+    world = RoundWorld("eu")
+    world.accept("eu", steps=5, last_step=8)
+    assert not is_closed(world, "eu", step_count=8, is_flushing=True)
+    assert not is_closed(world, "eu", step_count=9)
+    assert is_closed(world, "eu", step_count=9, is_flushing=True)
 
 
 def test_a_set_whose_commit_would_not_fit_one_entry_is_merged_in_several_rounds() -> None:
@@ -214,7 +222,7 @@ def test_a_round_that_waited_for_ever_leaves_later_ones_their_grace() -> None:
     """A learner that leaves a short delta behind opens a round, which closes when the others are back, hours later."""
     world, engine = RoundWorld("eu", "us", policy=Policy(quorum_count=2)), RoundEngine()
     world.accept("eu", steps=5)
-    ending = view("eu", step_count=8, is_flushing=True)
+    ending = view("eu", step_count=8, is_ending=True)
     engine.decide(world.state, ending, 0.0)
     engine.decide(world.state, view(), 10.0)
     assert engine.open_since_s() == []

@@ -24,6 +24,7 @@ def test_a_report_survives_its_message() -> None:
         stall_time_s=1.5,
         is_flushing=True,
         problem="STORE_FULL",
+        is_ending=True,
     )
     message = learner_message(LearnerState("us", "east", "0" * 32), LearnerView(report=report), is_participating=False)
     assert report_from_message(message.report, {"body", "head"}) == report

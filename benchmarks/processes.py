@@ -21,6 +21,7 @@ _START_S: Final = 60.0
 _END_S: Final = 20.0
 _LONGEST_S: Final = 600.0
 _TAIL: Final = 2000
+_CALLS: Final = 'skerry_store_call_duration_seconds_count{{operation="{}"}}'
 # CPU times of other processes come in ticks of 10 ms; a process that took nearly none for so long is idle.
 _IDLE_S: Final = 0.4
 _IDLE_SHARE: Final = 0.1
@@ -148,6 +149,16 @@ class Served(Process):
     def total(self, name: str) -> float:
         """Returns the sum of a metric's samples over all its labels."""
         return sum(value for key, value in self.metrics().items() if key.partition("{")[0] == name)
+
+    def store_use(self) -> dict[str, float]:
+        """Returns what the store has taken since the start: requests by kind, versions, and bytes of the run's log."""
+        metrics = self.metrics()
+        return {
+            "requests that write": sum(metrics.get(_CALLS.format(one), 0.0) for one in ("create", "write", "list")),
+            "requests that read": sum(metrics.get(_CALLS.format(one), 0.0) for one in ("get", "stream")),
+            "bytes of the log": sum(path.stat().st_size for path in self.store.glob("runs/*/*/log/*")),
+            "versions": self.total("skerry_versions_total"),
+        }
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.report import DIRECTORY, write_rows
 from benchmarks.speed.measuring import Size
-from benchmarks.speed.table import COMMITTED, PICTURE, TABLES, measure, read, write
+from benchmarks.speed.table import COMMITTED, PICTURE, TABLES, measure, read, write, write_figures
 
 _WHAT: Final = "\n".join(f"  {name:<16} {what}" for name, what in TABLES.items())
 
@@ -35,7 +35,7 @@ Examples:
 @click.option("--quick", is_flag=True, help="Small sizes and few samples; the figures mean little.")
 @click.option("--samples", type=click.IntRange(min=1), help="Measurements of each figure.  [default: 5; quick: 2]")
 @click.option("--committed", is_flag=True, help="Show the committed rows; measure nothing.")
-@click.option("--keep", is_flag=True, help="Put rows into the committed file, and the picture into docs.")
+@click.option("--keep", is_flag=True, help="Put rows into the committed files, and the picture into docs.")
 def main(*, tables: tuple[str, ...], quick: bool, samples: int | None, committed: bool, keep: bool) -> None:
     """Measure the data path, each figure beside the limit that was measured in the same run.
 
@@ -54,6 +54,8 @@ def main(*, tables: tuple[str, ...], quick: bool, samples: int | None, committed
             write(path, rows)
             click.echo(f"{table}: {time.perf_counter() - start_s:.0f} s", err=True)
         write_rows(f"speed-{table}", rows[table], console=Console(width=170))
+    if keep:
+        write_figures(rows)
     from benchmarks.speed.picture import draw  # here: matplotlib is slow to load
 
     click.echo(f"picture: {draw(rows, PICTURE if keep else DIRECTORY / 'speed.png')}", err=True)

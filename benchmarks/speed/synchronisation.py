@@ -73,10 +73,10 @@ def _wire_bytes(syncer: Served) -> float:
 
 
 def rows(size: Size) -> Iterator[Row]:
-    """Two learners, with int4 and with float32 both ways."""
+    """Two learners, with each codec both ways."""
     wanted = size.pick(50_300_000, 5_000_000)
     numel = layout_of(wanted).numel
-    for codec in (Codec.INT4, Codec.FLOAT32):
+    for codec in (Codec.INT4, Codec.INT8, Codec.FLOAT32):
         found = _measure(wanted, codec, size.samples)
         case = f"{_LEARNERS} learners, {wanted / 1e6:.3g}M parameters, {codec} both ways"
         yield paired(case, "wall time / write and sync of the store's bytes", found.wall_s, "s", limits=found.disk_s)

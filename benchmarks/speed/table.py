@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import Row
 from benchmarks.speed.measuring import Size
+from skerry.planning import figures
 
 TABLES: Final = {
     "codec": "one core: quantise, decode, encode",
@@ -23,6 +25,8 @@ TABLES: Final = {
     "bits": "bits a parameter on real training deltas",
 }
 COMMITTED: Final = Path(__file__).parent / "results" / "rows.json"
+# What `skerry plan` reads, which is installed with it.
+FIGURES: Final = Path(str(files("skerry.planning"))) / "figures.json"
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "speed.png"
 
 
@@ -93,3 +97,17 @@ def write(path: Path, tables: Mapping[str, list[Row]]) -> None:
         for table, rows in tables.items()
     ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def planned(tables: Mapping[str, list[Row]]) -> figures.Tables:
+    """Returns the rows that `skerry plan` reads, in its form: values by table, case and metric."""
+    shown: figures.Tables = {}
+    for table in figures.TABLES:
+        for row in tables[table]:
+            shown.setdefault(table, {}).setdefault(row.case, {})[row.metric] = row.value
+    return shown
+
+
+def write_figures(tables: Mapping[str, list[Row]]) -> None:
+    """Writes FIGURES anew."""
+    FIGURES.write_text(json.dumps(planned(tables), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -31,8 +31,10 @@ def rows(size: Size) -> Iterator[Row]:
             # The first deltas are due after H steps; from then on one fragment a step.
             trainee.tell(do="rest", count=_FRAGMENTS)
             trainee.hear()
+            used = syncer.store_use()
             trainee.tell(do="rest", count=rest_steps)
             rested = trainee.hear()
+            used = {kind: value - used[kind] for kind, value in syncer.store_use().items()}
             blocks: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
             for sample in range(size.samples + 1):
                 for is_on in (True, False):
@@ -51,3 +53,6 @@ def rows(size: Size) -> Iterator[Row]:
     yield measured(case, "peak memory beyond training / float32 size", [rested["peak_bytes"] / size_bytes], "")
     yield measured(case, "the same while it joins / float32 size", [joined_bytes / size_bytes], "")
     yield measured(case, "versions adopted while it slept", [float(rested["versions"])], "")
+    versions = used.pop("versions")
+    for kind, value in used.items():
+        yield measured(case, f"{kind}, a version of a fragment", [value / versions], "")

@@ -18,7 +18,7 @@ from benchmarks.wan.isolation import INSIDE, isolated
 
 _BEGAN_S: Final = time.monotonic()
 _EXAMPLES: Final = """examples:
-  python -m benchmarks.wan                       all cases (about 15 minutes)
+  python -m benchmarks.wan                       all cases (about 16 minutes)
   python -m benchmarks.wan --only long-link      one case
   python -m benchmarks.wan --short               smaller and fewer, to see that it works; no result
 

@@ -13,6 +13,11 @@ from benchmarks.processes import Process, Served, all_hear, this_python, wait_id
 from benchmarks.report import Row, measured
 from benchmarks.wan import trainer
 from benchmarks.wan.network import Network
+from skerry.planning.figures import measured as measured_figures
+from skerry.planning.plan import HOURS, Prices, Setting, plan
+from skerry.planning.plan import Site as PlannedSite
+from skerry.wire.codecs import Codec
+from skerry.wire.policy import Policy
 
 GIGABIT: Final = 1e9
 _LONGEST_S: Final = 180.0
@@ -32,6 +37,7 @@ class Site:
         self._addresses = {name: self.network.add(name) for name in ("syncer", "one", "two", "three")}
         self._processes: list[Process] = []
         self._count = 0
+        self.store = folder  # of the syncer that was started last
 
     @property
     def target(self) -> str:
@@ -61,7 +67,9 @@ class Site:
         self._count += 1
         folder = self._folder / f"{self._count}-serve"
         folder.mkdir()
-        self._processes.append(Served(folder, "--insecure", listen=f"0.0.0.0:{_PORT}", node="syncer"))
+        served = Served(folder, "--insecure", listen=f"0.0.0.0:{_PORT}", node="syncer")
+        self.store = served.store
+        self._processes.append(served)
 
     def clear(self) -> None:
         """Kills what the case started."""
@@ -107,9 +115,13 @@ def _transfers(site: Site, case: str, numel: int, samples: int) -> Iterator[Row]
         yield measured(case, name, speeds, "Gbit/s", limit=2.0)
 
 
-def _islands(site: Site, nodes: tuple[str, ...], step_s: float) -> list[Process]:
-    common = ["--how", "island", "--target", site.target, "--step-s", str(step_s)]
-    learners = [site.start(node, "trainer", *common, "--number", str(number)) for number, node in enumerate(nodes)]
+def _islands(site: Site, steps_s: dict[str, float]) -> list[Process]:
+    """Starts an island on each node, with its time of a step, and returns when all have joined."""
+    common = ["--how", "island", "--target", site.target]
+    learners = [
+        site.start(node, "trainer", *common, "--step-s", str(step_s), "--number", str(number))
+        for number, (node, step_s) in enumerate(steps_s.items())
+    ]
     for learner in learners:
         learner.hear(_LONGEST_S)
     return learners
@@ -127,7 +139,7 @@ def thin_link(site: Site) -> Iterator[Row]:
             site.limit(bits_per_s if how == "data-parallel" else GIGABIT, round_trip_s=0.04)
             if how == "island":
                 site.serve()
-                learners = _islands(site, ("one", "two"), step_s)
+                learners = _islands(site, {"one": step_s, "two": step_s})
                 site.limit(bits_per_s, round_trip_s=0.04)
             else:
                 learners = _data_parallel(site, step_s)
@@ -149,6 +161,46 @@ def thin_link(site: Site) -> Iterator[Row]:
     )
     for how, answers in found.items():
         yield measured(case, f"{how}: loss at the end", [one["loss"] for two in answers for one in two], "")
+
+
+def planned(site: Site) -> Iterator[Row]:
+    """What `skerry plan` says of a run of two unequal learners, as the limit, and what the run then takes."""
+    steps_s, bits_per_s = {"one": 0.1, "two": 0.15}, 1e8
+    rounds = 10 if site.is_short else 20  # a snapshot of every fragment in ten rounds
+    site.limit(bits_per_s, round_trip_s=0.04)
+    site.serve()
+    learners = _islands(site, steps_s)
+    round_s = trainer.H * min(steps_s.values())
+    begin = all_hear(learners, _LONGEST_S, seconds=3 * round_s)
+    before = _store_use(site.store)
+    answers = all_hear(learners, _LONGEST_S, seconds=rounds * round_s)
+    took = {name: value - before[name] for name, value in _store_use(site.store).items()}
+    fragment_count = len(trainer.SHAPES)
+    setting = Setting(trainer.H, fragment_count, Codec.INT4)
+    sites = [PlannedSite(name, step_s, bits_per_s) for name, step_s in steps_s.items()]
+    figures, syncer = measured_figures(Codec.INT4), PlannedSite("syncer")
+    wanted = plan(trainer.NUMEL, sites, setting, figures, syncer=syncer, prices=Prices(), policy=Policy())
+    case = f"{trainer.NUMEL / 1e6:.1f}M parameters, {setting}, steps of 0.1 and 0.15 s; the limit is the plan"
+    for learner, answer, old in zip(wanted.learners, answers, begin, strict=True):
+        for way, limit in (("up", learner.up_bits_per_step), ("down", learner.down_bits_per_step)):
+            bits = 8 * (answer[f"bytes_{way}"] - old[f"bytes_{way}"]) / len(answer["ends_s"])
+            yield measured(case, f"{learner.name}: bits a step, {way}", [bits], "bit", limit=limit)
+        yield measured(case, f"{learner.name}: utilisation", [_utilisation([answer])], "", limit=learner.utilisation)
+    seconds = statistics.fmean(answer["ends_s"][-1] - answer["begin_s"] for answer in answers)
+    interval_s = fragment_count * seconds / took["updates"]
+    yield measured(case, "time between versions", [interval_s], "s", limit=wanted.version_interval_s)
+    months = seconds / (3600 * HOURS)
+    written = took["bytes"] / months / 1e12
+    yield measured(case, "written to the store a month", [written], "TB", limit=wanted.written_bytes_per_month / 1e12)
+    puts = took["objects"] / months / 1e6
+    yield measured(case, "requests that write a month", [puts], "million", limit=wanted.puts_per_month / 1e6)
+
+
+def _store_use(store: Path) -> dict[str, int]:
+    """Returns the objects of the runs, those of them that are updates, and the bytes of all; nothing is deleted yet."""
+    sizes = {path: path.stat().st_size for path in store.glob("runs/**/*") if path.is_file()}
+    updates = sum("updates" in path.parts for path in sizes)
+    return {"objects": len(sizes), "updates": updates, "bytes": sum(sizes.values())}
 
 
 def _data_parallel(site: Site, step_s: float) -> list[Process]:
@@ -174,7 +226,7 @@ def _utilisation(answers: list[Any]) -> float:
     )
 
 
-CASES: Final = {"long-link": long_link, "thin-link": thin_link}
+CASES: Final = {"long-link": long_link, "thin-link": thin_link, "planned": planned}
 
 
 def measure(name: str, site: Site) -> list[Row]:

@@ -83,9 +83,10 @@ class Island:
         """Is called when a step has been taken."""
         self._learner.step(BATCH, loss)
 
-    def merged_count(self) -> int:
-        """Returns how many deltas were merged."""
-        return self._learner.stats.deltas_merged
+    def counts(self) -> dict[str, int]:
+        """Returns how many deltas were merged, and the bytes that were moved."""
+        stats = self._learner.stats
+        return {"merged": stats.deltas_merged, "bytes_up": stats.bytes_up, "bytes_down": stats.bytes_down}
 
 
 class DataParallel:
@@ -116,9 +117,9 @@ class DataParallel:
     def tell(self, loss: float) -> None:
         """Is called when a step has been taken."""
 
-    def merged_count(self) -> int:
-        """Returns 0: nothing is merged."""
-        return 0
+    def counts(self) -> dict[str, int]:
+        """Returns that nothing is merged."""
+        return {"merged": 0}
 
 
 _HOW: Final[dict[str, type[Island | DataParallel]]] = {"island": Island, "data-parallel": DataParallel}
@@ -144,7 +145,7 @@ def train(model: Perceptron, how: Island | DataParallel, step_s: float, seconds:
         "ends_s": ends_s,
         "computing_s": computing_s,
         "loss": sum(losses[-10:]) / len(losses[-10:]),
-        "merged": how.merged_count(),
+        **how.counts(),
     }
 
 

@@ -62,6 +62,9 @@ _NEXT: Final[Mapping[str, str]] = {
     "TIMEOUT": "the syncer took longer than --timeout; try again, or raise --timeout",
 }
 
+# By name of a package that only some commands need: what to install.
+_PACKAGES: Final = {"torch": "'skerry[torch]'", "matplotlib": "matplotlib"}
+
 
 def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatus | int:
     """Runs a command, prints its error, if any, to standard error, and returns the exit status."""
@@ -78,10 +81,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatu
     except click.ClickException as error:
         return _show_usage(error)
     except ModuleNotFoundError as error:
-        if error.name != "torch":  # all others are dependencies of skerry
+        if error.name not in _PACKAGES:  # all others are dependencies of skerry
             raise
-        _say("error: this command needs a package that is not installed. package=torch")
-        _say("next: pip install 'skerry[torch]'")
+        _say(f"error: this command needs a package that is not installed. package={error.name}")
+        _say(f"next: pip install {_PACKAGES[error.name]}")
         return ExitStatus.NOT_INSTALLED
     except BrokenPipeError:
         # The reader has closed the pipe (`skerry watch --json | head`), so nothing may be flushed into it at exit.

@@ -50,8 +50,7 @@ def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None 
         raise ValueError("a model needs at least one tensor with elements")
     if fragment_count is not None and fragment_count < 1:
         raise ValueError(f"fragment_count must be at least 1. fragment_count={fragment_count}")
-    by_size = round(sum(tensor.numel for tensor in named) / _WORTH_NUMEL)
-    count = fragment_count or min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, by_size))
+    count = fragment_count or usual_fragment_count(sum(tensor.numel for tensor in named))
     matrices = [tensor for tensor in named if len(tensor.shape) == 2]
     tables = [tensor for tensor in matrices if count > 1 and _EMBEDDING_NAME.search(tensor.name)]
     others = [tensor for tensor in named if tensor not in tables]
@@ -59,6 +58,11 @@ def plan_fragments(tensors: Iterable[TensorSpec], *, fragment_count: int | None 
         return FragmentPlan(_packed(named, count))
     embedding = FragmentLayout(EMBEDDING, _ordered(tables, named))
     return FragmentPlan((embedding, *_packed(others, count - 1)), {EMBEDDING: MergeRule.MEAN})
+
+
+def usual_fragment_count(numel: int) -> int:
+    """Returns the most fragments that a model of so many elements is divided into by default."""
+    return min(MAX_FRAGMENTS, max(MIN_FRAGMENTS, round(numel / _WORTH_NUMEL)))
 
 
 def check_same_tensors(own: Iterable[TensorSpec], fragments: Iterable[FragmentLayout]) -> None:

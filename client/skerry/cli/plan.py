@@ -1,0 +1,323 @@
+"""`skerry plan`: what a run will need, for each choice of H, P and codec, and which choices its learners can't bear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.text import Text
+
+from skerry import RunsClient
+from skerry.cli.connection import with_client
+from skerry.cli.console import as_json, console, count_text, json_line, rate_text, size_text, table
+from skerry.cli.plan_picture import draw
+from skerry.exchange.session import policy_of
+from skerry.model.fragment_plan import usual_fragment_count
+from skerry.planning.figures import measured
+from skerry.planning.formulas import UTILISATIONS, synchronous_bits_per_s, synchronous_utilisation
+from skerry.planning.plan import LearnerPlan, Plan, Prices, Setting, Site, plan
+from skerry.runtime.options import OUTPUT_FILE, Parsed
+from skerry.wire.codecs import Codec
+from skerry.wire.layout import check_name
+from skerry.wire.policy import Policy
+
+T = TypeVar("T")
+
+_HIGHEST: Final = 1e18
+_SCALES: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# By name of a field, its attribute and its unit.
+_SITE: Final = {
+    "step": ("step_s", ""),
+    "bandwidth": ("bandwidth_bits_per_s", "bit"),
+    "price": ("price", ""),
+    "memory": ("memory_bytes", "B"),
+    "ranks": ("rank_count", ""),
+}
+_SYNCER: Final = {name: _SITE[name] for name in ("bandwidth", "price", "memory")}
+_PRICES: Final = {name: (name, "") for name in ("egress", "stored", "puts", "gets")}
+_DEFAULT_H: Final = (24, 50, 100, 300)
+_VERSIONS: Final = 8  # of each fragment of a live run, by which its updates are measured
+
+
+def _quantity(text: str, unit: str = "") -> float:
+    """Returns a positive number; "2Gbit" is 2e9 where the unit is "bit"."""
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMGT]?){unit}(?:/s)?", text.strip(), re.ASCII)
+    value = float(match[1]) * _SCALES[match[2]] if match else 0.0
+    if not 0 < value <= _HIGHEST:
+        raise ValueError(f"{text[:40]!r} is no positive number{f' of {unit}, such as 2G{unit}' if unit else ''}")
+    return value
+
+
+def _fields(text: str, known: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Returns the values of "step=1.1,bandwidth=2Gbit" by attribute."""
+    fields = {}
+    for item in text.split(","):
+        name, has_value, value = item.partition("=")
+        if name not in known or not has_value:
+            raise ValueError(f"{item[:40]!r} is none of {', '.join(f'{field}=…' for field in known)}")
+        attribute, unit = known[name]
+        fields[attribute] = _quantity(value, unit)
+    return fields
+
+
+def _learner(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, fields = text.partition(":")
+    return check_name(name, kind="learner"), _fields(fields, _SITE)
+
+
+def _listed(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    return lambda text: tuple(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
+
+
+def _count(text: str) -> int:
+    if not 1 <= (count := int(text[:20])) <= 1_000_000:
+        raise ValueError(f"a count is 1 to 1,000,000. count={count}")
+    return count
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """What a run measures of itself."""
+
+    parameters: float
+    sites: Mapping[str, Site]
+    setting: Setting
+    policy: Policy
+    bits: tuple[float, float] | None  # of a parameter, up and down; None before the first versions
+
+
+@click.command(
+    name="plan",
+    epilog="""\b
+A learner is NAME:FIELD=VALUE,…, syncers and prices are FIELD=VALUE,…:
+  step         seconds of a training step
+  bandwidth    of its link, each way, for example 2Gbit
+  price        of an hour
+  memory       of a process, each rank's, for example 80GB
+  ranks        processes that train together
+Prices: egress of a GB, stored of a GB for a month, puts and gets of a million requests.
+
+\b
+Columns:
+  every, version  seconds between versions of a fragment; from a delta to its version at the slowest learner
+  utilisation     share of the time that goes into steps which reach the run in time
+  syncer, cores   memory and processors of a syncer that serves all; link: its traffic each way
+  written, stored what a month writes to the store; what is there after a month
+  puts, gets      requests to the store a month
+  egress          what learners and syncer send in a month
+  bits a step     up, down
+  mean rate       of the busier way, which the link must have
+  paper's peak    of one fragment that takes 2 steps, of P = H; two such are in flight
+  memory, rank    of the learner beyond training; of one of its ranks
+  for 50% …       the bandwidth for this utilisation, by Scaling Laws for DiLoCo
+
+\b
+Examples:
+  skerry plan --parameters 12e9 --learner us:step=1.1,bandwidth=2Gbit,price=98 --learner eu:step=1.2,bandwidth=5Gbit
+  skerry plan --parameters 1e9 --learner a:step=1 --learner b:step=1 --h 24,100,500 --codec int4,int8 --json
+  skerry plan --parameters 12e9 --learner us:step=1,bandwidth=2Gbit,ranks=8,memory=200GB --plot plan.png
+  skerry plan --from-run demo --learner us:bandwidth=1Gbit --prices egress=0.09,stored=0.023,puts=5,gets=0.4
+""",
+)
+@click.option("--parameters", type=Parsed("count", _quantity), help="Trained parameters, for example 12e9.")
+@click.option(
+    "--learner",
+    "learners",
+    type=Parsed("learner", _learner),
+    multiple=True,
+    metavar="NAME:FIELD=VALUE,…",
+    help="A learner; repeated for each. With --from-run, what the run's learner of that name does not report.",
+)
+@click.option(
+    "--syncer",
+    type=Parsed("fields", lambda text: _fields(text, _SYNCER)),
+    help="Bandwidth, memory and price of a syncer.",
+)
+@click.option("--prices", type=Parsed("fields", lambda text: _fields(text, _PRICES)), help="Prices, in any currency.")
+@click.option(
+    "--h", "inner_step_counts", type=Parsed("counts", _listed(_count)), help="Choices of H.  [default: 24,50,100,300]"
+)
+@click.option(
+    "--fragments",
+    "fragment_counts",
+    type=Parsed("counts", _listed(_count)),
+    help="Choices of P.  [default: the number that a new run of this size gets]",
+)
+@click.option(
+    "--codec", "codecs", type=Parsed("codecs", _listed(Codec)), help="Of int4, int8, float32.  [default: int4]"
+)
+@click.option(
+    "--from-run",
+    type=Parsed("run", lambda text: check_name(text, kind="run")),
+    help="Plan from what this run measures: its size, settings, learners, their pace, and bits a parameter.",
+)
+@click.option(
+    "--plot", "picture", type=OUTPUT_FILE, help="Draw utilisation over bandwidth to this file, such as a.png."
+)
+@as_json
+@with_client
+def plan_command(
+    client: RunsClient,
+    *,
+    parameters: float | None,
+    learners: tuple[tuple[str, dict[str, Any]], ...],
+    syncer: dict[str, Any] | None,
+    prices: dict[str, float] | None,
+    inner_step_counts: tuple[int, ...] | None,
+    fragment_counts: tuple[int, ...] | None,
+    codecs: tuple[Codec, ...] | None,
+    from_run: str | None,
+    picture: Path | None,
+    is_json: bool,
+) -> None:
+    """Plan a run: traffic, utilisation, memory, storage and cost for each choice of H, fragments and codec.
+
+    Choices that a learner or the syncer can't bear are refused with the reason. docs/planning.md has the formulas, and
+    where each of its figures comes from. Without --from-run no syncer is asked.
+    """
+    if (parameters is None) == (from_run is None):
+        raise click.UsageError("give either --parameters and a --learner NAME:step=SECONDS, or --from-run RUN")
+    run = None if from_run is None else _live_run(client, from_run)
+    numel = run.parameters if run else parameters or 0.0
+    sites = dict(run.sites) if run else {}
+    for name, fields in learners:
+        sites[name] = replace(sites.get(name, Site(name)), **fields)
+    if not sites:
+        raise click.UsageError("there is no learner: give --learner NAME:step=SECONDS")
+    if unpaced := [site.name for site in sites.values() if not site.step_s]:
+        raise click.UsageError(f"the time of a step is not known: give --learner {unpaced[0]}:step=SECONDS")
+    choices = product(
+        inner_step_counts or ((run.setting.inner_step_count,) if run else _DEFAULT_H),
+        fragment_counts or (run.setting.fragment_count if run else usual_fragment_count(int(numel)),),
+        codecs or (run.setting.codec if run else Codec.INT4,),
+    )
+    plans = [
+        plan(
+            numel,
+            tuple(sites.values()),
+            setting,
+            measured(setting.codec),
+            bits=run.bits if run and run.setting.codec is setting.codec else None,
+            syncer=Site("syncer", **(syncer or {})),
+            prices=Prices(**(prices or {})),
+            policy=run.policy if run else Policy(),
+        )
+        for setting in (Setting(*choice) for choice in choices)
+    ]
+    references = [
+        _reference(numel, list(sites.values()), h)
+        for h in (1, *sorted({each.setting.inner_step_count for each in plans}))
+    ]
+    if picture is not None:
+        try:
+            draw(numel, max(site.step_s for site in sites.values()), plans, picture)
+        except (OSError, ValueError) as error:
+            raise click.BadParameter(f"can't be drawn. error={error}", param_hint="--plot") from error
+    if is_json:
+        click.echo(
+            json_line({"parameters": numel, "plans": [asdict(each) for each in plans], "synchronous": references})
+        )
+        return
+    _show(plans, references)
+
+
+def _live_run(client: RunsClient, name: str) -> LiveRun:
+    """Returns what a run measures, from its newest versions and its learners' reports."""
+    answer = client.get_run(name)
+    run, policy = answer.run, policy_of(answer.run.policy, Policy())
+    numel = {tensor.name: prod(tensor.shape) for tensor in run.tensors}
+    sizes = {fragment.name: sum(numel[tensor] for tensor in fragment.tensors) for fragment in run.fragments}
+    learners = [learner for learner in answer.learners if learner.is_live]
+    sites = {
+        learner.learner_id: Site(learner.learner_id, learner.report.step_time.ToNanoseconds() / 1e9)
+        for learner in learners
+    }
+    updates = [
+        (record.update_size_bytes, size)
+        for fragment, size in sizes.items()
+        for record in islice(client.list_versions(name, fragment), _VERSIONS)
+        if record.update_size_bytes
+    ]
+    deltas = sum(fate.delta_count for learner in learners for fate in learner.fates)
+    sent_bytes = sum(learner.report.sent_bytes for learner in learners)
+    total = float(sum(sizes.values()))
+    bits = None
+    if updates and deltas and sent_bytes:
+        up = 8 * sent_bytes / (deltas * total / len(sizes))
+        bits = (up, 8 * sum(size_bytes for size_bytes, _ in updates) / sum(size for _, size in updates))
+    setting = Setting(policy.inner_step_count, len(sizes), policy.delta_encoding.codec)
+    return LiveRun(total, sites, setting, policy, bits)
+
+
+def _reference(parameters: float, sites: Sequence[Site], inner_step_count: int) -> dict[str, Any]:
+    """Returns what DiLoCo that waits, or data-parallel training (H = 1), does on the same links."""
+    step_s = max(site.step_s for site in sites)
+    known = [site.bandwidth_bits_per_s for site in sites if site.bandwidth_bits_per_s]
+    needed = {str(u): synchronous_bits_per_s(parameters, step_s, u, inner_step_count) for u in UTILISATIONS}
+    given = synchronous_utilisation(parameters, step_s, min(known), inner_step_count) if known else None
+    name = "data-parallel" if inner_step_count == 1 else f"DiLoCo H={inner_step_count}"
+    return {"name": name, "utilisation": given, "bits_per_s_by_utilisation": needed}
+
+
+def _show(plans: Sequence[Plan], references: Sequence[Mapping[str, Any]]) -> None:
+    screen = console()
+    screen.print(table([_run_row(each) for each in plans]), "")
+    screen.print(table([_learner_row(each, learner) for each in plans for learner in each.learners]), "")
+    if refused := [Text(f"{each.setting} is refused. {text}", style="red") for each in plans for text in each.refusals]:
+        screen.print(*refused, "", sep="\n")
+    screen.print(table([_reference_row(reference) for reference in references]))
+    screen.print(Text("columns: skerry plan --help; formulas: docs/planning.md", style="dim"))
+
+
+def _run_row(each: Plan) -> dict[str, str | Text]:
+    return {
+        "setting": str(each.setting),
+        "": Text("refused", style="red") if each.refusals else Text("ok", style="green"),
+        "utilisation": f"{min(learner.utilisation for learner in each.learners):.1%}",
+        "every": f"{each.version_interval_s:.3g} s",
+        "version": f"{each.version_s:.3g} s",
+        "syncer": size_text(each.syncer_memory_bytes),
+        "cores": f"{each.syncer_core_count:.2g}",
+        "link": rate_text(each.syncer_bits_per_s),
+        "written": size_text(each.written_bytes_per_month),
+        "stored": size_text(each.stored_bytes),
+        "puts": count_text(round(each.puts_per_month)),
+        "gets": count_text(round(each.gets_per_month)),
+        "egress": size_text(each.egress_bytes_per_month),
+        "cost": _cost_text(each.cost_per_month),
+    }
+
+
+def _learner_row(each: Plan, learner: LearnerPlan) -> dict[str, str | Text]:
+    up, down = (count_text(round(bits)) for bits in (learner.up_bits_per_step, learner.down_bits_per_step))
+    return {
+        "setting": str(each.setting),
+        "learner": learner.name,
+        "bits a step": f"{up}, {down}",
+        "mean rate": rate_text(learner.bits_per_s),
+        "paper's peak": rate_text(learner.paper_bits_per_s),
+        "given": rate_text(learner.bandwidth_bits_per_s),
+        "utilisation": f"{learner.utilisation:.1%}",
+        "memory": size_text(learner.memory_bytes),
+        "rank": size_text(learner.rank_memory_bytes),
+        "cores": f"{learner.core_count:.2g}",
+        "egress": size_text(learner.egress_bytes_per_month),
+        "cost": _cost_text(learner.cost_per_month),
+    }
+
+
+def _reference_row(reference: Mapping[str, Any]) -> dict[str, str | Text]:
+    utilisation = reference["utilisation"]
+    row = {"without Skerry": reference["name"], "utilisation": "-" if utilisation is None else f"{utilisation:.1%}"}
+    needed = reference["bits_per_s_by_utilisation"]
+    return row | {f"for {float(share):.0%}": rate_text(bits_per_s) for share, bits_per_s in needed.items()}
+
+
+def _cost_text(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:,.0f}"

@@ -1,0 +1,1 @@
+"""What a run will need: `formulas`, the `figures` that benchmarks measured, and the `plan` that follows from both."""

@@ -48,10 +48,6 @@ def main(*, short: bool, committed: bool, processes: int | None) -> None:
     lines = [line for case in cases for line in lines_of(case, outcomes)]
     print_lines("quality", lines)
     write_rows("quality", [line.to_row() for line in lines], console=Console(quiet=True))
-    if not short:
-        from benchmarks.quality.picture import draw  # here: matplotlib is slow to load
-
-        click.echo(f"picture: {draw(outcomes, DIRECTORY / 'quality-gap.png')}", err=True)
     click.echo(f"rows: {DIRECTORY / 'quality.json'}", err=True)
 
 

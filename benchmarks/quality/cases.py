@@ -64,7 +64,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row: the defaults against the best of the settings that were tried for the cell, and against alone."""
+    """One row: the defaults against the best of the other settings that were tried for the cell, and against alone.
+
+    The best is chosen on the first half of the seeds, and held against the defaults on the others.
+    """
 
     case: str
     subject: Arm

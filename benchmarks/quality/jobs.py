@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,10 @@ class Outcomes:
     def __contains__(self, job: Job) -> bool:
         """Whether the job was run."""
         return job in self._known
+
+    def __iter__(self) -> Iterator[Job]:
+        """Yields the jobs that were run."""
+        return iter(self._known)
 
     def add(self, job: Job, outcome: Outcome) -> None:
         """Keeps an outcome, durably as far as this process's death goes."""

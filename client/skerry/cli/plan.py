@@ -272,7 +272,12 @@ def _show(plans: Sequence[Plan], references: Sequence[Mapping[str, Any]]) -> Non
     if refused := [Text(f"{each.setting} is refused. {text}", style="red") for each in plans for text in each.refusals]:
         screen.print(*refused, "", sep="\n")
     screen.print(table([_reference_row(reference) for reference in references]))
-    screen.print(Text("columns: skerry plan --help; formulas: docs/planning.md", style="dim"))
+    screen.print(
+        Text(
+            "utilisation counts step() as measured on a CPU; columns: skerry plan --help; formulas: docs/planning.md",
+            style="dim",
+        )
+    )
 
 
 def _run_row(each: Plan) -> dict[str, str | Text]:

@@ -77,7 +77,7 @@ def test_a_version_that_comes_too_late_is_refused() -> None:
     found = planned(Site("us", step_s=1.0, bandwidth_bits_per_s=0.25e9), setting=replace(SETTING, fragment_count=1))
     # 16 s up, a step, 10 s of the syncer's CPU and 10 s of the learner's, 16 s down
     assert found.version_s == pytest.approx(53)
-    assert found.refusals == ("us: a version takes 53 s, 13.3 s is two thirds of H steps",)
+    assert found.refusals == ("us: a version takes 53 s, H steps take 20 s",)
 
 
 def test_memory_that_is_too_small_is_refused_of_ranks_and_of_the_syncer() -> None:

@@ -78,10 +78,13 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
     ):
         bar = progress.add_task("training", total=total)
         futures = {pool.submit(run_job, job): job for job in waiting}
-        for future in as_completed(futures):
-            job = futures[future]
-            outcomes.add(job, future.result())
-            progress.update(bar, advance=_cost(job))
+        try:
+            for future in as_completed(futures):
+                job = futures[future]
+                outcomes.add(job, future.result())
+                progress.update(bar, advance=_cost(job))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an error is told once the jobs at work have ended
 
 
 def run_job(job: Job) -> Outcome:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -151,10 +151,7 @@ class _World:
     def delivered(self, learner: str) -> int:
         """Returns the inner steps of `learner` that are merged or will be, on the mean of the fragments."""
         assert self.log is not None
-        state = self.log.state
-        own = [delta for delta in state.deltas.values() if delta.item.learner == learner]
-        count = sum(delta.item.step_count for delta in own if delta.fate in {Fate.PENDING, Fate.MERGED})
-        return round(count / len(state.fragments))
+        return round(_accepted_steps(self.log.state, learner, {Fate.PENDING, Fate.MERGED}))
 
     async def everybody_is_ready(self) -> None:
         """Waits until as many learners wait here as there are."""
@@ -352,6 +349,16 @@ def _deaths(island: Island, step_count: int, seed: str) -> list[tuple[float, flo
     return [(start + index * tenth, start + (index + 1) * tenth) for index, start in enumerate(starts)]
 
 
+def _accepted_steps(state: RunState, learner: str, fates: Collection[Fate]) -> float:
+    """Returns the inner steps of a learner's deltas of these fates, on the mean of the fragments.
+
+    The log forgets merged deltas, but not their steps.
+    """
+    own = [delta for delta in state.deltas.values() if delta.item.learner == learner]
+    others = sum(delta.item.step_count for delta in own if delta.fate not in fates)
+    return (state.learners[learner].step_count - others) / len(state.fragments)
+
+
 def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
     """What the log says of the exchange."""
     merged = [delta for delta in state.deltas.values() if delta.fate is Fate.MERGED]
@@ -371,7 +378,7 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         "staleness": statistics.fmean(delta.staleness for delta in merged),
         "deltas": float(len(state.deltas)),
         "merged": float(len(merged)),
-        "merged_steps": sum(delta.item.step_count for delta in merged) / len(state.fragments),
+        "merged_steps": sum(_accepted_steps(state, learner, {Fate.MERGED}) for learner in state.learners),
         "flushed": statistics.fmean(learner.is_flushed for learner in learners),
         "waiting": statistics.fmean(learner.waiting_s for learner in learners),
         "run_steps": statistics.fmean(fragment.newest.step_count for fragment in state.fragments.values()),

@@ -146,13 +146,15 @@ def _draw_differences(results: Results, axes: Axes) -> None:
     rows = []
     for name, kind in KINDS.items():
         known = [
-            (over, steps) for steps in lengths_of(name, results.size) if (over := results.over(name, DECOUPLED, steps))
+            (over, steps)
+            for steps in lengths_of(name, results.size)
+            if (over := results.over(name, DECOUPLED, steps)) and over.half_width
         ]
         if kind.tuned_as == DECOUPLED and known:
             over, steps = known[-1]
             rows.append((f"{name.removeprefix(f'{DECOUPLED}, ')}, {steps} steps", over))
     for place, (_, over) in enumerate(rows):
-        axes.errorbar(over.mean, place, xerr=over.half_width or 0, fmt="o", capsize=3, color=_COLOURS[DECOUPLED])
+        axes.errorbar(over.mean, place, xerr=over.half_width, fmt="o", capsize=3, color=_COLOURS[DECOUPLED])
     axes.axvline(0, color="#8a96a3", linewidth=1)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.invert_yaxis()

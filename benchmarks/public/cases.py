@@ -102,7 +102,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         _decoupled(policy={"delta_encoding": _FLOAT32, "update_encoding": _FLOAT32}), _FEW, DECOUPLED, is_trend=True
     ),
     "decoupled, plain mean": Kind(_decoupled(policy={"merge": "mean"}), _FEW, DECOUPLED),
-    "decoupled, twice as often (H = 12)": Kind(_decoupled(policy={"inner_step_count": _H // 2}), _FEW, DECOUPLED),
+    "decoupled, twice as often (H = 12)": Kind(
+        _decoupled(policy={"inner_step_count": _H // 2}), _FEW, DECOUPLED, is_trend=True
+    ),
+    "decoupled, half as often (H = 48)": Kind(
+        _decoupled(policy={"inner_step_count": 2 * _H}), _FEW, DECOUPLED, is_trend=True
+    ),
     "decoupled, two learners die for two tenths": Kind(_decoupled({"deaths": 2}, {"deaths": 2}), _FEW, DECOUPLED),
     "decoupled, one learner three times slower": Kind(
         _decoupled({"speed": 1 / 3}, is_wall_clock=True), _FEW, DECOUPLED

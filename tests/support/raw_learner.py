@@ -282,9 +282,9 @@ async def read(call: Any) -> Any:
     return message
 
 
-async def observed(stubs: Stubs, run: types.Run) -> Any:
+async def observed(stubs: Stubs, run: types.Run, *, after_position: int = 0) -> Any:
     """Returns a call of Watch that has begun."""
-    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name))
+    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=after_position))
     await call.read()
     return call
 

@@ -1005,6 +1005,9 @@ class DeltaFate(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     WEIGHT_SHARE_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     delta_id: _builtins.str
     """The delta."""
     fragment: _builtins.str
@@ -1021,6 +1024,12 @@ class DeltaFate(_message.Message):
     """For FATE_MERGED: the number of versions of its fragment between its base and the version that it was merged into."""
     weight_share: _builtins.float
     """For FATE_MERGED: its share of the round's weight, 0 to 1."""
+    step_count: _builtins.int
+    """Inner steps in it."""
+    token_count: _builtins.int
+    """Tokens in it."""
+    size_bytes: _builtins.int
+    """Its bytes, as frames."""
     def __init__(
         self,
         *,
@@ -1032,10 +1041,13 @@ class DeltaFate(_message.Message):
         reason: _builtins.str = ...,
         staleness: _builtins.int = ...,
         weight_share: _builtins.float = ...,
+        step_count: _builtins.int = ...,
+        token_count: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_id", b"delta_id", "fate", b"fate", "fragment", b"fragment", "learner_id", b"learner_id", "reason", b"reason", "staleness", b"staleness", "version", b"version", "weight_share", b"weight_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_id", b"delta_id", "fate", b"fate", "fragment", b"fragment", "learner_id", b"learner_id", "reason", b"reason", "size_bytes", b"size_bytes", "staleness", b"staleness", "step_count", b"step_count", "token_count", b"token_count", "version", b"version", "weight_share", b"weight_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,6 +1233,7 @@ class Event(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     ROUND_OPENED_FIELD_NUMBER: _builtins.int
     DELTA_ACCEPTED_FIELD_NUMBER: _builtins.int
     ROUND_CLOSED_FIELD_NUMBER: _builtins.int
@@ -1237,6 +1250,12 @@ class Event(_message.Message):
     """
     status_changed: Global___RunStatus.ValueType
     """The run's status changed."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it happened, by the clock of the replica that wrote the log entry, or that sends what is not in the log. For
+        people; a client MUST NOT decide anything by it.
+        """
+
     @_builtins.property
     def round_opened(self) -> Global___RoundOpened:
         """A round has opened. Where rounds wait (quorum_count above 1, or grace_factor above 0), learners SHOULD contribute
@@ -1276,6 +1295,7 @@ class Event(_message.Message):
         self,
         *,
         position: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
         round_opened: Global___RoundOpened | None = ...,
         delta_accepted: Global___DeltaFate | None = ...,
         round_closed: Global___RoundClosed | None = ...,
@@ -1286,9 +1306,9 @@ class Event(_message.Message):
         status_changed: Global___RunStatus.ValueType = ...,
         learner: Global___LearnerStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "version_committed", b"version_committed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -1448,10 +1468,16 @@ class RolledBack(_message.Message):
     SOURCE_VERSIONS_FIELD_NUMBER: _builtins.int
     RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
     RUN_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TARGET_POSITION_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
     run_step_count: _builtins.float
     """The run's progress in inner steps from here on; see VersionCommitted.run_step_count."""
     run_token_count: _builtins.float
     """The run's progress in tokens from here on; see VersionCommitted.run_token_count."""
+    target_position: _builtins.int
+    """The log position whose content the fragments have."""
+    author: _builtins.str
+    """Who rolled the run back, as their certificate names them; empty: a server without certificates."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
         """New versions, one for each fragment that was rolled back."""
@@ -1467,10 +1493,12 @@ class RolledBack(_message.Message):
         source_versions: _abc.Iterable[_builtins.int] | None = ...,
         run_step_count: _builtins.float = ...,
         run_token_count: _builtins.float = ...,
+        target_position: _builtins.int = ...,
+        author: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_step_count", b"run_step_count", "run_token_count", b"run_token_count", "source_versions", b"source_versions", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "run_step_count", b"run_step_count", "run_token_count", b"run_token_count", "source_versions", b"source_versions", "target_position", b"target_position", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

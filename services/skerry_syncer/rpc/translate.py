@@ -21,7 +21,7 @@ from skerry.wire.messages import (
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rounds.membership import LearnerReport, MembershipView, participants
-from skerry_syncer.run.events import fate_message, learner_message, version_message
+from skerry_syncer.run.events import fate_message, learner_message, timestamp, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
 from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState, VersionState
@@ -56,7 +56,7 @@ def _created(spec: RunSpec) -> types_pb2.Run:
     tensors, fragments = layouts_to_messages(spec.fragments, spec.dtypes)
     message = types_pb2.Run(name=spec.name, uid=spec.uid, tensors=tensors, fragments=fragments)
     message.untrained.extend(untrained_to_messages(spec.untrained))
-    message.created_at.FromMilliseconds(round(spec.created_at_unix_s * 1000))
+    message.created_at.CopyFrom(timestamp(spec.created_at_unix_s))
     pack_layout(message)
     return message
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
 from skerry.wire.messages import enum_to_message, fill, policy_to_message
@@ -38,16 +40,18 @@ from skerry_syncer.store.log.state import DeltaState, LearnerState, Outcome, Run
 def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
     """Returns the events of `entry`, whose items had these `outcomes`; `state` is the fold up to and with the entry."""
     events = []
+    written_at = timestamp(entry.written_at_unix_s)
     for outcome in outcomes:
         if outcome.rejection is not None:
             continue
-        event = v1.Event(position=entry.position)
+        event = v1.Event(position=entry.position, time=written_at)
         _fill(event, state, outcome)
         if event.WhichOneof("kind"):
             events.append(event)
         unmerged = [fate_message(delta) for delta in outcome.decided if delta.fate is not Fate.MERGED]
         if unmerged:
-            events.append(v1.Event(position=entry.position, fates_decided=v1.FatesDecided(fates=unmerged)))
+            decided = v1.FatesDecided(fates=unmerged)
+            events.append(v1.Event(position=entry.position, time=written_at, fates_decided=decided))
     return events
 
 
@@ -55,9 +59,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
     """Sets the kind to what an admitted item did, apart from the fates that it decided; some items set none."""
     match outcome.item:
         case AcceptedItem() as item:  # a later item of the same entry may have decided its fate already
-            accepted = event.delta_accepted
-            accepted.delta_id, accepted.fragment, accepted.learner_id = item.delta, item.fragment, item.learner
-            accepted.fate = v1.FATE_PENDING
+            event.delta_accepted.CopyFrom(fate_message(DeltaState(item, event.position)))
         case ClosedItem() as item:
             closed = event.round_closed
             closed.fragment, closed.version, closed.attempt = item.fragment, item.version, item.attempt
@@ -82,6 +84,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             )
             rolled_back.source_versions.extend(target.source_version for target in item.fragments)
             rolled_back.run_step_count, rolled_back.run_token_count = state.step_count, state.token_count
+            rolled_back.target_position, rolled_back.author = item.target_position, item.author
         case StatusItem() as item:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:
@@ -97,6 +100,13 @@ def _fill_version(
 ) -> None:
     committed.version.CopyFrom(version_message(item.fragment, item.version, item.digest))
     committed.merged.extend(fate_message(delta) for delta in decided if delta.fate is Fate.MERGED)
+
+
+def timestamp(unix_s: float) -> Timestamp:
+    """Returns seconds since 1970 as a message, to the millisecond."""
+    message = Timestamp()
+    message.FromMilliseconds(round(unix_s * 1000))
+    return message
 
 
 def version_message(fragment: str, version: int, digest: str) -> v1.FragmentVersion:
@@ -115,6 +125,9 @@ def fate_message(delta: DeltaState) -> v1.DeltaFate:
         reason=delta.reason,
         staleness=delta.staleness,
         weight_share=delta.weight_share,
+        step_count=delta.item.step_count,
+        token_count=delta.item.token_count,
+        size_bytes=sum(part.size_bytes for part in delta.item.parts),
     )
 
 

@@ -26,7 +26,7 @@ from skerry_syncer.rounds.engine import RoundEngine
 from skerry_syncer.rounds.leases import Leases
 from skerry_syncer.rounds.membership import LearnerReport, MembershipView, participants
 from skerry_syncer.run.advice import AdviceBoard
-from skerry_syncer.run.events import EventStream, Followers, events_of, learner_message
+from skerry_syncer.run.events import EventStream, Followers, events_of, learner_message, timestamp
 from skerry_syncer.run.pace import Pace, wait
 from skerry_syncer.run.upkeep import keep_small
 from skerry_syncer.settings import ReplicaSettings
@@ -175,7 +175,7 @@ class RunReplica:
             self._end_if_closed()  # likewise
             for fragment, version in self._open_rounds:
                 opened = RoundOpened(fragment=fragment, version=version)
-                stream.put(Event(position=self.state.position, round_opened=opened))
+                stream.put(self._now(round_opened=opened))
             self._send_learner(learner)
             yield stream
 
@@ -244,8 +244,12 @@ class RunReplica:
             error = SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
             self.followers.end(error, lambda stream: stream.learner)
 
+    def _now(self, **kind: Any) -> Event:
+        """Returns an event that is not in the log."""
+        return Event(position=self.state.position, time=timestamp(self._clock.unix_s()), **kind)
+
     def _send(self, **kind: Any) -> None:
-        self.followers.send(Event(position=self.state.position, **kind))  # which is not in the log
+        self.followers.send(self._now(**kind))
 
     def _send_learner(self, learner: str) -> None:
         if self.followers.have_observers:  # of many fragments the message takes long to make

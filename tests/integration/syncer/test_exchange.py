@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import grpc
@@ -149,6 +150,21 @@ async def test_a_learner_hears_of_its_own_deltas_and_an_observer_of_all(
     ]
     of_its_own, of_all = {"delta_accepted"}, {"delta_accepted", "round_closed"}
     assert [kinds & of_all for kinds in heard] == [set(), of_its_own, of_all]
+
+
+async def test_the_past_says_when_each_delta_came_and_what_is_in_it(
+    stubs: Stubs, run: types.Run, learner: RawLearner
+) -> None:
+    started_s = time.time()
+    header = learner.header(await pull(stubs, run, "body"), "body")
+    await learner.push(header, delta_values())
+    await learner.event("version_committed")
+    past = await events_until(await observed(stubs, run, after_position=1), "round_closed")
+    accepted = [event for event in past if event.HasField("delta_accepted")][-1]
+    assert abs(accepted.time.ToNanoseconds() / 1e9 - started_s) < 60.0
+    delta = accepted.delta_accepted
+    assert (delta.step_count, delta.token_count) == (header.step_count, header.token_count)
+    assert delta.size_bytes > 0
 
 
 async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:

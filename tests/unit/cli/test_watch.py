@@ -96,6 +96,7 @@ def test_into_a_pipe_every_event_is_a_line_or_with_json_every_message(
     assert failures.run(cli, [*words, "--json"]) == 0
     start, *_, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert start["start"]["run"]["name"] == "demo"
+    assert last["event"].pop("time")
     assert last["event"] == {"position": int(position), "status_changed": "closed"}
 
 

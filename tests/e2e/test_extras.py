@@ -58,7 +58,7 @@ def everything(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield environment
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", EXAMPLES)
 def test_an_extra_brings_all_that_its_programs_import(extra: str, everything: Environment, tmp_path: Path) -> None:
     python = only_with(extra, everything, tmp_path)
     for example, name in EXAMPLES[extra].items():

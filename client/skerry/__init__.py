@@ -1,7 +1,8 @@
 """Trains one model on islands of compute: what a training loop imports to take part in a run.
 
-`Learner` trains a torch module, `attach` has it follow an optimizer, `ArrayLearner` trains NumPy arrays, and
-`RunsClient` administers runs. A name's module is imported at its first use, and torch only with `Learner` and `attach`.
+`Learner` trains a torch module, `attach` has it follow an optimizer, `ArrayLearner` trains NumPy arrays, `Follower`
+yields the merged weights, and `RunsClient` administers runs. A name's module is imported at its first use, and torch
+only with `Learner` and `attach`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from skerry.errors import StoreLostError as StoreLostError
     from skerry.errors import TryAgainError as TryAgainError
     from skerry.errors import WorkRefusedError as WorkRefusedError
+    from skerry.follower import Follower as Follower
     from skerry.learner import Learner as Learner
     from skerry.learner import attach as attach
     from skerry.leaving import leave_on_signal as leave_on_signal
@@ -45,6 +47,7 @@ _HOMES: Final = {
     "skerry.array_learner": "ArrayLearner",
     "skerry.errors": "AttachAgainError CorruptDownloadError PlanExpiredError PoisonedError RefusedError RunClosedError "
     "RunExistsError RunNotFoundError SkerryError StopExchangingError StoreLostError TryAgainError WorkRefusedError",
+    "skerry.follower": "Follower",
     "skerry.learner": "Learner attach",
     "skerry.leaving": "leave_on_signal",
     "skerry.model.fragment_plan": "FragmentPlan plan_fragments",

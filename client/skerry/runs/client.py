@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.errors import RefusedError, is_transient
+from skerry.exchange.adopt import Pulled
 from skerry.exchange.join import NewRun, create_run
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.session import Calls, Reader, policy_of
@@ -197,26 +198,47 @@ class RunsClient:
         fragment is held at a time. `progress` is called now and then with (elements received, in all).
         """
         run = self.get_run(run).run if isinstance(run, str) else run
-        targets = {version.fragment: version.version for version in run.versions}
         layouts, _ = messages.layouts_from_messages(run.tensors, run.fragments)
         total, done = sum(layout.numel for layout in layouts), 0
+
+        def told(count: int) -> None:
+            if progress is not None:
+                progress(done + count, total)
+
+        for layout in layouts:
+            pulled = self.pull_fragment(run, layout, progress=told)
+            yield from layout.pieces(pulled.weights)
+            del pulled  # while the next is received
+            done += layout.numel
+
+    def pull_fragment(
+        self,
+        run: Run,
+        layout: FragmentLayout,
+        *,
+        held: Pulled | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Pulled:
+        """Returns a fragment in the version that `run` names, by way of updates to `held` where there are some.
+
+        `held` is a version that an earlier call returned, and stays as it is. `progress` is called now and then with
+        the elements received.
+        """
+        targets = {version.fragment: version.version for version in run.versions}
+        start: dict[str, Any] = {} if held is None else {"version": held.version, "weights": held.weights}
         retry = replace(self._calls.retry, settings=RetrySettings(), is_worth_it=is_transient)
         workers = ThreadWorkers(2)
         try:
-            for layout in layouts:
-                reader = self._thread.call(lambda: Reader(replace(self._calls, retry=retry), workers, run.name))
-                reader.run_uid, reader.position = run.uid, run.position
-                pulling = self._thread.start(pull_newest(reader, layout, target_version=targets[layout.name]))
-                try:
-                    while not wait([pulling], _PROGRESS_S).done:
-                        if progress is not None:
-                            progress(done + min(layout.numel, reader.tally.bytes_down // 4), total)
-                    weights = pulling.result().weights
-                finally:
-                    pulling.cancel()
-                yield from layout.pieces(weights)
-                del weights, pulling  # while the next is received
-                done += layout.numel
+            reader = self._thread.call(lambda: Reader(replace(self._calls, retry=retry), workers, run.name))
+            reader.run_uid, reader.position = run.uid, run.position
+            pulling = self._thread.start(pull_newest(reader, layout, target_version=targets[layout.name], **start))
+            try:
+                while not wait([pulling], _PROGRESS_S).done:
+                    progress(min(layout.numel, reader.tally.bytes_down // 4))
+                return pulling.result()
+            finally:
+                pulling.cancel()
+                del pulling  # a traceback would keep its weights
         finally:
             workers.close()
 

@@ -15,8 +15,9 @@ import click
 from click.core import ParameterSource
 
 from skerry import RunsClient
+from skerry.checkpoints.base_model import BaseModel
+from skerry.checkpoints.folders import copy_companions
 from skerry.cli.adapters import adapter_keys
-from skerry.cli.base_model import BaseModel
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.files import replacing
@@ -28,8 +29,6 @@ from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
 _STORE_OPTIONS: Final = "skerry_syncer.store.maintenance.options"
-# Files of a Hugging Face folder that are not weights.
-_COPIED_SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja"})
 # By format: the files that the folder of --like must have, and the one for the weights.
 _FOLDERS: Final = {
     "hf": (("config.json",), "model.safetensors"),
@@ -211,9 +210,7 @@ def _prepared(folder: Path, like: Path | None, file_format: str) -> Path:
         )
     try:
         folder.mkdir(exist_ok=True)
-        for path in like.iterdir():
-            if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, folder / path.name)
+        copy_companions(like, folder)
     except shutil.SameFileError as error:
         raise click.BadParameter("is the folder of --like; name another one", param_hint="--out") from error
     except OSError as error:

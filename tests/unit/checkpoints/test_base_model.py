@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from skerry.cli.base_model import BaseModel
+from skerry.checkpoints.base_model import BaseModel
 from skerry.wire.errors import TensorFileError
 from skerry.wire.untrained import UntrainedTensor, values_checksum
 

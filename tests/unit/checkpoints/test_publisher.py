@@ -1,0 +1,140 @@
+"""Version folders: what they hold, which stay, and that a process that is killed leaves none of them in part."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from skerry.checkpoints.base_model import BaseModel
+from skerry.checkpoints.deltas import checksum
+from skerry.checkpoints.folders import INDEX, WEIGHTS, read_metadata, version_numbers
+from skerry.checkpoints.publisher import Publisher
+from skerry.checkpoints.pulling import pull_weights
+from skerry.follower import Version
+from skerry.v1 import types_pb2 as v1
+from tests.support.killed import killed
+from tests.support.versions import RUN, version_of, versions_of
+
+
+def publisher(out: Path, *, keep: int = 8, dtype: str = "original", **options: Any) -> Publisher:
+    return Publisher(out, **{"base": BaseModel((), ()), "like": None, **options}, keep=keep, dtype=dtype)
+
+
+def pulled(out: Path, local: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of the newest version."""
+    pull_weights(local, out, version_numbers(out)[-1])
+    return load_file(local / WEIGHTS)
+
+
+def same(tensors: dict[str, torch.Tensor], version: Version, dtype: torch.dtype = torch.bfloat16) -> bool:
+    expected = {name: values.to(dtype) for name, values in version.state_dict().items()}
+    return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_full_version_is_an_ordinary_checkpoint(dtype: torch.dtype, tmp_path: Path) -> None:
+    (tmp_path / "like").mkdir()
+    for name in ("config.json", "tokenizer.model", "model.safetensors.index.json", "model.safetensors"):
+        (tmp_path / "like" / name).write_text(name, encoding="utf-8")
+    frozen = {"frozen": torch.arange(3), "mask": torch.tensor([True, False])}
+    save_file(frozen, tmp_path / "base")
+    base = BaseModel((), [tensor.name for tensor in RUN.tensors], [tmp_path / "base"])
+    (version,) = versions_of(1)
+    published = publisher(tmp_path / "out", base=base, like=tmp_path / "like", dtype=str(dtype)[6:]).publish(version)
+    assert published is not None
+    assert (published.folder.name, published.encoding) == ("weight_v000001", "full")
+    assert {path.name for path in published.folder.iterdir()} == {"config.json", "tokenizer.model", INDEX, WEIGHTS}
+    tensors = load_file(published.folder / WEIGHTS)
+    metadata = read_metadata(published.folder)
+    for name, tensor in tensors.items():
+        assert metadata["checksums"][name] == checksum(tensor.contiguous().view(torch.uint8).numpy().reshape(-1))
+    assert [torch.equal(tensors.pop(name), frozen[name]) for name in frozen] == [True, True]
+    assert same(tensors, version, dtype)
+    assert (metadata["version"], metadata["position"]) == ("000001", version.position)
+    assert metadata["versions"] == {"embedding": 0, "body": 0}
+    index = json.loads((published.folder / INDEX).read_text(encoding="utf-8"))
+    assert index["weight_map"].keys() == metadata["checksums"].keys()
+
+
+@pytest.mark.parametrize(("scale", "encoding"), [(0.01, "xor"), (0.00001, "overwrite")])
+def test_a_later_version_is_the_smallest_delta_of_what_changed(scale: float, encoding: str, tmp_path: Path) -> None:
+    first, *_, last = versions_of(3, scale=scale)
+    out = publisher(tmp_path / "out")
+    out.publish(first)
+    published = out.publish(last)
+    assert published is not None
+    assert published.encoding == encoding == min(published.sizes, key=lambda key: published.sizes[key])
+    metadata = read_metadata(published.folder)
+    assert (metadata["base_version"], metadata["delta_encoding"]) == ("000001", encoding)
+    assert metadata["checksums"].keys() == {tensor.name for tensor in RUN.tensors}
+    assert same(pulled(tmp_path / "out", tmp_path / "local"), last)
+
+
+def test_a_version_without_a_change_is_an_empty_delta(tmp_path: Path) -> None:
+    (version,) = versions_of(1)
+    rolled_back = version_of({layout.name: flat for layout, flat in version._pieces}, (1, 1))
+    out = publisher(tmp_path / "out")
+    out.publish(version)
+    published = out.publish(rolled_back)
+    assert published is not None
+    assert published.sizes["xor"] == 0
+    assert read_metadata(published.folder)["versions"] == {"embedding": 1, "body": 1}
+    assert same(pulled(tmp_path / "out", tmp_path / "local"), version)
+
+
+def test_the_newest_versions_stay_with_what_their_chains_begin_with(tmp_path: Path) -> None:
+    out = publisher(tmp_path, keep=3)
+    encodings = [published.encoding for version in versions_of(9) if (published := out.publish(version))]
+    assert [encoding == "full" for encoding in encodings] == [number % 3 == 0 for number in range(9)]
+    assert version_numbers(tmp_path) == [7, 8, 9]
+    out.publish(versions_of(10)[-1])
+    assert version_numbers(tmp_path) == [7, 8, 9, 10]
+
+
+def test_a_new_process_goes_on_where_the_weights_are_those_of_the_newest_folder(tmp_path: Path) -> None:
+    versions = versions_of(4)
+    first = publisher(tmp_path / "out")
+    for version in versions[:2]:
+        first.publish(version)
+    second = publisher(tmp_path / "out")
+    assert second.publish(versions[1]) is None
+    published = second.publish(versions[2])
+    assert published is not None
+    assert (published.number, read_metadata(published.folder)["base_version"]) == (3, "000002")
+    behind = publisher(tmp_path / "out").publish(versions[3])
+    assert behind is not None
+    assert (behind.number, behind.encoding) == (4, "full")
+    assert same(pulled(tmp_path / "out", tmp_path / "local"), versions[3])
+
+
+def test_versions_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+    (version,) = versions_of(1)
+    publisher(tmp_path).publish(version)
+    other = v1.Run()
+    other.CopyFrom(RUN)
+    other.uid = "1" * 32
+    with pytest.raises(ValueError, match="versions of another run"):
+        publisher(tmp_path).publish(version_of({layout.name: flat for layout, flat in version._pieces}, (0, 0), other))
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_a_publisher_that_is_killed_leaves_whole_versions_and_goes_on(count: int, tmp_path: Path) -> None:
+    versions = versions_of(4)
+
+    def publish() -> None:
+        out = publisher(tmp_path / "out", keep=2)
+        for version in versions[:3]:
+            out.publish(version)
+
+    assert killed(publish, os, "fsync", count)
+    for number in version_numbers(tmp_path / "out"):
+        pull_weights(tmp_path / f"local{number}", tmp_path / "out", number)
+    publisher(tmp_path / "out", keep=2).publish(versions[3])
+    assert same(pulled(tmp_path / "out", tmp_path / "local"), versions[3])
+    assert not list((tmp_path / "out").glob(".*"))

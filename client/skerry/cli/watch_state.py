@@ -170,6 +170,11 @@ class WatchState:
             case "status_changed":
                 self.status = event.status_changed
                 text = f"the run is {status_word(self.status)}"
+            case "metrics_reported":
+                report = event.metrics_reported
+                text = f"{report.judge} reports of position {report.position}: "
+                text += ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
+                text += f"; worse than at {report.better_position} by the gate" if report.better_position else ""
             case "learner":
                 text = self._learner_text(event.learner, now_s)
         return text

@@ -28,7 +28,7 @@ from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.v1.capabilities_pb2 import GetCapabilitiesResponse
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
-from skerry.v1.types_pb2 import Event, FragmentVersion, Run
+from skerry.v1.types_pb2 import Event, FragmentVersion, MetricsReport, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -261,6 +261,23 @@ class RunsClient:
                 return run
             if progress is not None:
                 progress(response.progress.stored_count, response.progress.fragment_count)
+
+    def report_metrics(self, name: str, metrics: Mapping[str, float], *, judge: str, position: int) -> MetricsReport:
+        """Returns the report that a judge makes of the versions that the run had at a position of its log.
+
+            client.report_metrics("demo", {"held_out_loss": 3.21}, judge="eval", position=run.position)
+
+        A value that is not finite counts as the worst possible. With certificates a learner judges by its own id.
+        """
+        request = runs_pb2.ReportMetricsRequest(
+            request_id=self._entropy.hex_id(),
+            name=name,
+            position=position,
+            judge=judge,
+            metrics=metrics,
+            **self._known(name),
+        )
+        return self._call(lambda stubs: stubs.runs.ReportMetrics, request).report
 
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""

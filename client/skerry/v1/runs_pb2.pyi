@@ -199,6 +199,7 @@ class GetRunResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     LEARNERS_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _types_pb2.Run:
         """The run."""
@@ -209,15 +210,20 @@ class GetRunResponse(_message.Message):
         that attached last before earlier ones.
         """
 
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MetricsReport]:
+        """The last 64 reports of judges, oldest first."""
+
     def __init__(
         self,
         *,
         run: _types_pb2.Run | None = ...,
         learners: _abc.Iterable[_types_pb2.LearnerStatus] | None = ...,
+        reports: _abc.Iterable[_types_pb2.MetricsReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learners", b"learners", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learners", b"learners", "reports", b"reports", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,6 +346,98 @@ class SetPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ReportMetricsRequest(_message.Message):
+    """See Runs.ReportMetrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RUN_UID_FIELD_NUMBER: _builtins.int
+    SEEN_POSITION_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """128 random bits."""
+    name: _builtins.str
+    """Name of the run."""
+    run_uid: _builtins.str
+    """Uid of the run; empty: whatever the name has."""
+    seen_position: _builtins.int
+    """Highest position seen."""
+    position: _builtins.int
+    """The log position whose versions were judged; 1 up to the newest."""
+    judge: _builtins.str
+    """Who judges: a name under the rules for names. A judge SHOULD report each position once, in ascending order."""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """1 to 16 metrics by name, under the rules for names. A value MAY be infinite or NaN."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        run_uid: _builtins.str = ...,
+        seen_position: _builtins.int = ...,
+        position: _builtins.int = ...,
+        judge: _builtins.str = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["judge", b"judge", "metrics", b"metrics", "name", b"name", "position", b"position", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportMetricsRequest: _TypeAlias = ReportMetricsRequest  # noqa: Y015
+
+@_typing.final
+class ReportMetricsResponse(_message.Message):
+    """See Runs.ReportMetrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def report(self) -> _types_pb2.MetricsReport:
+        """The report as the run keeps it."""
+
+    def __init__(
+        self,
+        *,
+        report: _types_pb2.MetricsReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportMetricsResponse: _TypeAlias = ReportMetricsResponse  # noqa: Y015
 
 @_typing.final
 class ListVersionsRequest(_message.Message):

@@ -83,6 +83,11 @@ class RunsStub(object):
                 request_serializer=skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.ReportMetrics = channel.unary_unary(
+                '/skerry.v1.Runs/ReportMetrics',
+                request_serializer=skerry_dot_v1_dot_runs__pb2.ReportMetricsRequest.SerializeToString,
+                response_deserializer=skerry_dot_v1_dot_runs__pb2.ReportMetricsResponse.FromString,
+                _registered_method=True)
         self.ListVersions = channel.unary_unary(
                 '/skerry.v1.Runs/ListVersions',
                 request_serializer=skerry_dot_v1_dot_runs__pb2.ListVersionsRequest.SerializeToString,
@@ -182,14 +187,32 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Changes the policy. Fields that are absent keep their values; `outer` and the encodings are replaced as a whole.
-        `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a rule.
-        The new policy applies from the next close. Idempotent by request_id.
+        """Changes the policy. Fields that are absent keep their values; `outer`, `gate` and the encodings are replaced as a
+        whole. `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a
+        rule. The new policy applies from the next close. Idempotent by request_id.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_CLOSED: the run is closing or closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportMetrics(self, request, context):
+        """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
+        benchmark's score, and applies the policy's gate to them. A run whose status is closed takes reports too. A learner
+        reports as the judge of its own id; an admin MAY report as any judge. Idempotent by request_id.
+
+        Errors:
+        - BAD_REQUEST: there is no metric, or there are more than 16.
+        - BAD_NAME: the judge's or a metric's name does not match the pattern of names.
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
+        - VERSION_NOT_FOUND: there is no such position.
+        - ID_REUSED: request_id was used for something else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -283,6 +306,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.FromString,
                     response_serializer=skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'ReportMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMetrics,
+                    request_deserializer=skerry_dot_v1_dot_runs__pb2.ReportMetricsRequest.FromString,
+                    response_serializer=skerry_dot_v1_dot_runs__pb2.ReportMetricsResponse.SerializeToString,
             ),
             'ListVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVersions,
@@ -464,6 +492,33 @@ class Runs(object):
             '/skerry.v1.Runs/SetPolicy',
             skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.SerializeToString,
             skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/skerry.v1.Runs/ReportMetrics',
+            skerry_dot_v1_dot_runs__pb2.ReportMetricsRequest.SerializeToString,
+            skerry_dot_v1_dot_runs__pb2.ReportMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,14 +97,28 @@ class RunsStub:
     Errors: those of every method.
     """
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]
-    """Changes the policy. Fields that are absent keep their values; `outer` and the encodings are replaced as a whole.
-    `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a rule.
-    The new policy applies from the next close. Idempotent by request_id.
+    """Changes the policy. Fields that are absent keep their values; `outer`, `gate` and the encodings are replaced as a
+    whole. `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a
+    rule. The new policy applies from the next close. Idempotent by request_id.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_CLOSED: the run is closing or closed.
+    """
+    ReportMetrics: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ReportMetricsRequest, _runs_pb2.ReportMetricsResponse]
+    """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
+    benchmark's score, and applies the policy's gate to them. A run whose status is closed takes reports too. A learner
+    reports as the judge of its own id; an admin MAY report as any judge. Idempotent by request_id.
+
+    Errors:
+    - BAD_REQUEST: there is no metric, or there are more than 16.
+    - BAD_NAME: the judge's or a metric's name does not match the pattern of names.
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
+    - VERSION_NOT_FOUND: there is no such position.
+    - ID_REUSED: request_id was used for something else.
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]
     """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
@@ -215,14 +229,28 @@ class RunsAsyncStub(RunsStub):
     Errors: those of every method.
     """
     SetPolicy: _aio.UnaryUnaryMultiCallable[_runs_pb2.SetPolicyRequest, _runs_pb2.SetPolicyResponse]  # type: ignore[assignment]
-    """Changes the policy. Fields that are absent keep their values; `outer` and the encodings are replaced as a whole.
-    `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a rule.
-    The new policy applies from the next close. Idempotent by request_id.
+    """Changes the policy. Fields that are absent keep their values; `outer`, `gate` and the encodings are replaced as a
+    whole. `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a
+    rule. The new policy applies from the next close. Idempotent by request_id.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_CLOSED: the run is closing or closed.
+    """
+    ReportMetrics: _aio.UnaryUnaryMultiCallable[_runs_pb2.ReportMetricsRequest, _runs_pb2.ReportMetricsResponse]  # type: ignore[assignment]
+    """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
+    benchmark's score, and applies the policy's gate to them. A run whose status is closed takes reports too. A learner
+    reports as the judge of its own id; an admin MAY report as any judge. Idempotent by request_id.
+
+    Errors:
+    - BAD_REQUEST: there is no metric, or there are more than 16.
+    - BAD_NAME: the judge's or a metric's name does not match the pattern of names.
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - RUN_DRAFT: the run is not committed yet.
+    - VERSION_NOT_FOUND: there is no such position.
+    - ID_REUSED: request_id was used for something else.
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_runs_pb2.ListVersionsRequest, _runs_pb2.ListVersionsResponse]  # type: ignore[assignment]
     """Lists versions of a fragment, newest first, with the deltas that were merged into each. An answer may hold fewer
@@ -360,14 +388,34 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.SetPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.SetPolicyResponse, _abc.Awaitable[_runs_pb2.SetPolicyResponse]]:
-        """Changes the policy. Fields that are absent keep their values; `outer` and the encodings are replaced as a whole.
-        `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a rule.
-        The new policy applies from the next close. Idempotent by request_id.
+        """Changes the policy. Fields that are absent keep their values; `outer`, `gate` and the encodings are replaced as a
+        whole. `merge_by_fragment` changes the rules of the fragments that it names, and MERGE_RULE_UNSPECIFIED removes a
+        rule. The new policy applies from the next close. Idempotent by request_id.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_CLOSED: the run is closing or closed.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportMetrics(
+        self,
+        request: _runs_pb2.ReportMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runs_pb2.ReportMetricsResponse, _abc.Awaitable[_runs_pb2.ReportMetricsResponse]]:
+        """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
+        benchmark's score, and applies the policy's gate to them. A run whose status is closed takes reports too. A learner
+        reports as the judge of its own id; an admin MAY report as any judge. Idempotent by request_id.
+
+        Errors:
+        - BAD_REQUEST: there is no metric, or there are more than 16.
+        - BAD_NAME: the judge's or a metric's name does not match the pattern of names.
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - RUN_DRAFT: the run is not committed yet.
+        - VERSION_NOT_FOUND: there is no such position.
+        - ID_REUSED: request_id was used for something else.
         """
 
     @_abc_1.abstractmethod

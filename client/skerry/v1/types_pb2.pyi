@@ -13,7 +13,8 @@ Words used throughout
   update    what changes version v-1 of a fragment to version v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.
 
-Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
+Names of runs, fragments, learners, regions, judges and metrics match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain
+no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
 Digests are BLAKE3 and have 32 bytes; protos/FORMAT.md specifies how each is computed.
 
@@ -687,6 +688,7 @@ class Policy(_message.Message):
     KEPT_DAY_COUNT_FIELD_NUMBER: _builtins.int
     PINNED_POSITIONS_FIELD_NUMBER: _builtins.int
     ENROLS_BY_RUN_FIELD_NUMBER: _builtins.int
+    GATE_FIELD_NUMBER: _builtins.int
     inner_step_count: _builtins.int
     """H: inner steps between two contributions of a learner to one fragment; 1 to 1,000,000. Default 24."""
     delay_step_count: _builtins.int
@@ -764,6 +766,10 @@ class Policy(_message.Message):
         with VERSION_NOT_FOUND if the weights of a position are gone.
         """
 
+    @_builtins.property
+    def gate(self) -> Global___Gate:
+        """What a judge's metric must not do. Default: no gate."""
+
     def __init__(
         self,
         *,
@@ -786,10 +792,11 @@ class Policy(_message.Message):
         kept_day_count: _builtins.int | None = ...,
         pinned_positions: _abc.Iterable[_builtins.int] | None = ...,
         enrols_by_run: _builtins.bool | None = ...,
+        gate: Global___Gate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "gate", b"gate", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "outer", b"outer", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count", "_enrols_by_run", b"_enrols_by_run", "_grace_factor", b"_grace_factor", "_inner_step_count", b"_inner_step_count", "_kept_day_count", b"_kept_day_count", "_kept_hours", b"_kept_hours", "_kept_version_count", b"_kept_version_count", "_max_staleness", b"_max_staleness", "_planned_token_count", b"_planned_token_count", "_quarantine_ratio", b"_quarantine_ratio", "_quorum_count", b"_quorum_count", "_snapshot_ratio", b"_snapshot_ratio", "delay_step_count", b"delay_step_count", "delta_encoding", b"delta_encoding", "enrols_by_run", b"enrols_by_run", "gate", b"gate", "grace_factor", b"grace_factor", "inner_step_count", b"inner_step_count", "kept_day_count", b"kept_day_count", "kept_hours", b"kept_hours", "kept_version_count", b"kept_version_count", "lease_term", b"lease_term", "max_staleness", b"max_staleness", "merge", b"merge", "merge_by_fragment", b"merge_by_fragment", "outer", b"outer", "pinned_positions", b"pinned_positions", "planned_token_count", b"planned_token_count", "quarantine_ratio", b"quarantine_ratio", "quorum_count", b"quorum_count", "snapshot_ratio", b"snapshot_ratio", "update_encoding", b"update_encoding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_step_count: _TypeAlias = _typing.Literal["delay_step_count"]  # noqa: Y015
     _WhichOneofArgType__delay_step_count: _TypeAlias = _typing.Literal["_delay_step_count", b"_delay_step_count"]  # noqa: Y015
@@ -841,6 +848,138 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_ratio) -> _WhichOneofReturnType__snapshot_ratio | None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class Gate(_message.Message):
+    """Compares the metric of one judge with what it was. A report fails the gate if its metric is worse than the best of
+    the judge's last `window_count` reports by more than `margin`. Only reports that have the metric count, and only while
+    no roll-back has abandoned the versions that they are about. A report whose position is not above those of these
+    reports is not compared.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JUDGE_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    ROLLS_BACK_FIELD_NUMBER: _builtins.int
+    HIGHER_IS_BETTER_FIELD_NUMBER: _builtins.int
+    judge: _builtins.str
+    """The judge, as Runs.ReportMetrics has it. Empty: there is no gate."""
+    metric: _builtins.str
+    """The metric. Empty: there is no gate."""
+    margin: _builtins.float
+    """How much worse than the best the metric may be, in its own unit; 0 to 10^12."""
+    window_count: _builtins.int
+    """How many reports it is compared with; 1 to 64. Default 8."""
+    rolls_back: _builtins.bool
+    """True: the syncer rolls the run back to the position of the best report, if its weights are kept, when a report
+    fails the gate. It does so once, however many replicas serve the run. The run's log names judge and metric as the
+    author. Default false: the report says that it failed, and nothing else happens.
+    """
+    higher_is_better: _builtins.bool
+    """True if more is better, as for a score. Default false: less is better, as for a loss."""
+    def __init__(
+        self,
+        *,
+        judge: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        margin: _builtins.float = ...,
+        window_count: _builtins.int | None = ...,
+        rolls_back: _builtins.bool = ...,
+        higher_is_better: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window_count", b"_window_count", "window_count", b"window_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_count", b"_window_count", "higher_is_better", b"higher_is_better", "judge", b"judge", "margin", b"margin", "metric", b"metric", "rolls_back", b"rolls_back", "window_count", b"window_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__window_count: _TypeAlias = _typing.Literal["window_count"]  # noqa: Y015
+    _WhichOneofArgType__window_count: _TypeAlias = _typing.Literal["_window_count", b"_window_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_count) -> _WhichOneofReturnType__window_count | None: ...
+
+Global___Gate: _TypeAlias = Gate  # noqa: Y015
+
+@_typing.final
+class MetricsReport(_message.Message):
+    """What a judge reported about the versions that every fragment had at a position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    RUN_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    IS_ABANDONED_FIELD_NUMBER: _builtins.int
+    BETTER_POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """The position."""
+    judge: _builtins.str
+    """Who judged."""
+    author: _builtins.str
+    """The identity of the client that sent the report; empty on a server without certificates."""
+    run_step_count: _builtins.float
+    """The run's progress at the position in inner steps and in tokens (VersionCommitted.run_step_count and
+    run_token_count). Absent if the run had forgotten the versions when the report came.
+    """
+    run_token_count: _builtins.float
+    """See run_step_count."""
+    is_abandoned: _builtins.bool
+    """True if a roll-back has abandoned the versions. In an event: if it had done so when the report came."""
+    better_position: _builtins.int
+    """If the report failed the run's gate: the position of the report that it was compared with. 0: it did not."""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The metrics by name. A value that is not finite is the worst possible, and comes back as NaN."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        judge: _builtins.str = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        author: _builtins.str = ...,
+        run_step_count: _builtins.float | None = ...,
+        run_token_count: _builtins.float | None = ...,
+        is_abandoned: _builtins.bool = ...,
+        better_position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_run_step_count", b"_run_step_count", "_run_token_count", b"_run_token_count", "run_step_count", b"run_step_count", "run_token_count", b"run_token_count"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_run_step_count", b"_run_step_count", "_run_token_count", b"_run_token_count", "author", b"author", "better_position", b"better_position", "is_abandoned", b"is_abandoned", "judge", b"judge", "metrics", b"metrics", "position", b"position", "run_step_count", b"run_step_count", "run_token_count", b"run_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__run_step_count: _TypeAlias = _typing.Literal["run_step_count"]  # noqa: Y015
+    _WhichOneofArgType__run_step_count: _TypeAlias = _typing.Literal["_run_step_count", b"_run_step_count"]  # noqa: Y015
+    _WhichOneofReturnType__run_token_count: _TypeAlias = _typing.Literal["run_token_count"]  # noqa: Y015
+    _WhichOneofArgType__run_token_count: _TypeAlias = _typing.Literal["_run_token_count", b"_run_token_count"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_step_count) -> _WhichOneofReturnType__run_step_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_token_count) -> _WhichOneofReturnType__run_token_count | None: ...
+
+Global___MetricsReport: _TypeAlias = MetricsReport  # noqa: Y015
 
 @_typing.final
 class FragmentVersion(_message.Message):
@@ -1243,6 +1382,7 @@ class Event(_message.Message):
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     STATUS_CHANGED_FIELD_NUMBER: _builtins.int
     LEARNER_FIELD_NUMBER: _builtins.int
+    METRICS_REPORTED_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Log position that this event reflects. An observer resumes by passing the highest position that it has seen. All
     events of one log entry have its position, so an observer that was cut off between them passes one less, and
@@ -1291,6 +1431,10 @@ class Event(_message.Message):
     def learner(self) -> Global___LearnerStatus:
         """A learner attached, left or reported, or its lease ran out or came back. Sent to observers only."""
 
+    @_builtins.property
+    def metrics_reported(self) -> Global___MetricsReport:
+        """A judge reported metrics. Sent to observers only."""
+
     def __init__(
         self,
         *,
@@ -1305,12 +1449,13 @@ class Event(_message.Message):
         rolled_back: Global___RolledBack | None = ...,
         status_changed: Global___RunStatus.ValueType = ...,
         learner: Global___LearnerStatus | None = ...,
+        metrics_reported: Global___MetricsReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner", "metrics_reported"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -13,7 +13,8 @@ Words used throughout
   update    what changes version v-1 of a fragment to version v: Theta_v = Theta_(v-1) - decode(update).
   position  a number in the run's log; the log holds every decision, so a position is a consistent cut of the run.
 
-Names of runs, fragments, learners and regions match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain no "..".
+Names of runs, fragments, learners, regions, judges and metrics match [a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])? and contain
+no "..".
 Run uids, session ids, delta ids and request ids are 32 lower-case hexadecimal digits (128 random bits).
 Digests are BLAKE3 and have 32 bytes; protos/FORMAT.md specifies how each is computed.
 

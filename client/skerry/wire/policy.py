@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from skerry.wire.codecs import Codec, Encoding, check_fields
+from skerry.wire.layout import check_name
 
 
 class MergeRule(StrEnum):
@@ -49,6 +50,25 @@ class OuterOptimizer:
         check_fields(self)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """Which metric of which judge must not become worse; the fields are specified in message Gate."""
+
+    judge: str = ""  # without judge or metric there is no gate
+    metric: str = ""
+    margin: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    window_count: Annotated[int, Meta(ge=1, le=64)] = 8
+    rolls_back: bool = False
+    higher_is_better: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every field, as `Policy` does."""
+        check_fields(self)
+        for kind in ("judge", "metric"):
+            if name := getattr(self, kind):
+                check_name(name, kind)
+
+
 # 4 bits both ways; blocks of 256 cost an eighth of a bit for their scales, and no loss (docs/learning.md).
 _DEFAULT_ENCODING: Final = Encoding(codec=Codec.INT4)
 
@@ -76,6 +96,7 @@ class Policy:
     kept_day_count: Annotated[int, Meta(ge=0, le=100_000)] = 30
     pinned_positions: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     enrols_by_run: bool = False
+    gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
         """Checks every field.

@@ -47,6 +47,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Runs/GetRun": Rule(_ADMIN | _LEARNER | _READER, _NAME),
     "Runs/ListVersions": Rule(_ADMIN | _LEARNER | _READER, _NAME),
     "Runs/ListRuns": Rule(_ADMIN | _READER),
+    "Runs/ReportMetrics": Rule(_ADMIN | _LEARNER, _NAME),
     "Runs/SetPolicy": Rule(_ADMIN),
     "Runs/RollBack": Rule(_ADMIN),
     "Runs/CloseRun": Rule(_ADMIN),

@@ -1,7 +1,7 @@
 """Rolls a run back: stores every fragment's older content anew, and then makes it the newest in one log entry.
 
 Storing a large run takes minutes, so it goes on in a task while calls come and go. Only the log entry
-changes the run, and only a call appends it, so a roll-back whose caller has given up has no effect.
+changes the run, and only a call appends it, or the gate, so a roll-back whose caller has given up has no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from msgspec import structs
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.wire.layout import check_id
-from skerry_syncer.access.caller import author
 from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry_syncer.store.errors import ObjectMissingError, StoreError
 from skerry_syncer.store.log.entries import RollbackFragment, RollbackItem, RunStatus
@@ -49,11 +48,11 @@ class RollBacks:
         for storing in self._begun.values():
             storing.task.cancel()
 
-    async def roll_back(self, request_id: str, target_position: int) -> tuple[int, int] | None:
+    async def roll_back(self, request_id: str, target_position: int, caller: str) -> tuple[int, int] | None:
         """Gives every fragment its next version, with the content that it had at `target_position`.
 
-        Returns None when that is done, and after some seconds how many fragments are stored, and how many there are;
-        the same call again goes on.
+        `caller` is recorded as the author. Returns None when that is done, and after some seconds how many fragments
+        are stored, and how many there are; the same call again goes on.
 
         Raises:
             SyncerError: VERSION_NOT_FOUND: no such position, or the content was collected; RUN_CLOSED, RUN_DRAFT;
@@ -78,7 +77,6 @@ class RollBacks:
             raise SyncerError("VERSION_NOT_FOUND", f"content was collected. {failure}") from failure
         if failure is not None:
             raise failure
-        caller = author()
 
         def made(state: RunState) -> RollbackItem:
             """Follows the newest version of each fragment, of which another may be committed at any time."""

@@ -12,7 +12,7 @@ from skerry.wire.layout import BadNameError, FragmentLayout, check_id, check_nam
 from skerry.wire.messages import layouts_from_messages, policy_from_message, unpack_layout, untrained_from_messages
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
-from skerry_syncer.access.caller import only_run
+from skerry_syncer.access.caller import author, only_run
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
     fitting,
@@ -20,12 +20,14 @@ from skerry_syncer.rpc.translate import (
     run_message,
     version_record,
 )
+from skerry_syncer.run.events import report_message
 from skerry_syncer.run.host import RunHost
 from skerry_syncer.run.lifecycle import (
     close_run,
     commit_run,
     create_run,
     delete_run,
+    report_metrics,
     set_policy,
     uid_of_draft,
 )
@@ -38,6 +40,8 @@ _PAGE_SIZE: Final = 100
 _MAX_PAGE_SIZE: Final = 1000
 # Tensors and fragments of one run, packed if need be. Answers carry them beside the versions' digests, in one message.
 _MAX_LAYOUT_BYTES: Final = 3 * 2**20
+# Reports of judges in an answer about a run: at most a fifth of a mebibyte.
+_SHOWN_REPORTS: Final = 64
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
@@ -101,7 +105,9 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             message = f"{error}. runs of similar names: {', '.join(near)}"
             raise SyncerError("RUN_NOT_FOUND", message, metadata={"similar_names": " ".join(near)}) from error
         return runs_pb2.GetRunResponse(
-            run=run_message(replica.state), learners=learner_messages(replica.state, replica.view())
+            run=run_message(replica.state),
+            learners=learner_messages(replica.state, replica.view()),
+            reports=map(report_message, [*replica.state.reports.values()][-_SHOWN_REPORTS:]),
         )
 
     async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:
@@ -144,6 +150,16 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         await set_policy(replica, request.request_id, lambda policy: policy_from_message(request.policy, policy))
         return runs_pb2.SetPolicyResponse(run=run_message(replica.state))
 
+    async def ReportMetrics(
+        self, request: runs_pb2.ReportMetricsRequest, context: Any
+    ) -> runs_pb2.ReportMetricsResponse:
+        """Records what a judge reports."""
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
+        report = await report_metrics(
+            replica, request.request_id, request.position, judge=request.judge, metrics=request.metrics
+        )
+        return runs_pb2.ReportMetricsResponse(report=report_message(report))
+
     async def ListVersions(self, request: runs_pb2.ListVersionsRequest, context: Any) -> runs_pb2.ListVersionsResponse:
         """Lists versions of a fragment, newest first."""
         count = _page_size(request.page_size)
@@ -158,7 +174,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
     async def RollBack(self, request: runs_pb2.RollBackRequest, context: Any) -> runs_pb2.RollBackResponse:
         """Gives every fragment its next version with older content, or says how far that is."""
         replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
-        progress = await replica.roll_backs.roll_back(request.request_id, request.target_position)
+        progress = await replica.roll_backs.roll_back(request.request_id, request.target_position, author())
         answer = runs_pb2.RollBackResponse(run=run_message(replica.state))
         if progress is not None:
             answer.progress.stored_count, answer.progress.fragment_count = progress

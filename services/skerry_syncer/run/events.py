@@ -10,6 +10,7 @@ Each follower has a bounded stream of them, so a slow one costs the syncer neith
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -28,13 +29,14 @@ from skerry_syncer.store.log.entries import (
     Entry,
     Fate,
     LeftItem,
+    MetricsItem,
     PolicyItem,
     RollbackItem,
     SessionItem,
     SnapshotItem,
     StatusItem,
 )
-from skerry_syncer.store.log.state import DeltaState, LearnerState, Outcome, RunState
+from skerry_syncer.store.log.state import DeltaState, LearnerState, Outcome, ReportState, RunState
 
 
 def events_of(state: RunState, entry: Entry, outcomes: Iterable[Outcome]) -> list[v1.Event]:
@@ -85,6 +87,8 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             rolled_back.source_versions.extend(target.source_version for target in item.fragments)
             rolled_back.run_step_count, rolled_back.run_token_count = state.step_count, state.token_count
             rolled_back.target_position, rolled_back.author = item.target_position, item.author
+        case MetricsItem(request_id=request_id) if request_id in state.reports:
+            event.metrics_reported.CopyFrom(report_message(state.reports[request_id]))
         case StatusItem() as item:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:
@@ -128,6 +132,21 @@ def fate_message(delta: DeltaState) -> v1.DeltaFate:
         step_count=delta.item.step_count,
         token_count=delta.item.token_count,
         size_bytes=sum(part.size_bytes for part in delta.item.parts),
+    )
+
+
+def report_message(report: ReportState) -> v1.MetricsReport:
+    """Returns a judge's report with what the gate says of it."""
+    item = report.item
+    return v1.MetricsReport(
+        position=item.position,
+        judge=item.judge,
+        metrics={name: math.nan if value is None else value for name, value in item.metrics.items()},
+        author=item.author,
+        run_step_count=report.step_count,
+        run_token_count=report.token_count,
+        is_abandoned=report.is_abandoned,
+        better_position=report.better_position,
     )
 
 
@@ -254,7 +273,7 @@ class Followers:
 def _addressees(event: Event) -> Collection[str] | None:
     """Returns the ids of the learners that an event is sent to; None: to all."""
     match event.WhichOneof("kind"):
-        case "learner" | "round_closed":
+        case "learner" | "round_closed" | "metrics_reported":
             return ()
         case "delta_accepted":
             return (event.delta_accepted.learner_id,)

@@ -1,8 +1,9 @@
-"""The life of a run: create, commit, set policy, close, delete. Every step is idempotent."""
+"""The life of a run: create, commit, set policy, judge, close, delete. Every step is idempotent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -11,13 +12,13 @@ from blake3 import blake3
 from skerry.runtime.logs import get_logger
 from skerry.wire.layout import check_id, check_name
 from skerry.wire.policy import Policy
-from skerry_syncer.access.caller import author
+from skerry_syncer.access.caller import author, calling_learner
 from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.host import RunHost, lost_name
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import RunNotFoundError
-from skerry_syncer.store.log.entries import PolicyItem, RunSpec, RunStatus, StatusItem
-from skerry_syncer.store.log.state import RunState
+from skerry_syncer.store.log.entries import MetricsItem, PolicyItem, RunSpec, RunStatus, StatusItem
+from skerry_syncer.store.log.state import ReportState, RunState
 
 _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
@@ -25,6 +26,8 @@ MAX_TENSOR_COUNT: Final = 100_000  # frozen ones included
 MAX_FRAGMENT_COUNT: Final = 512
 # In parts of the suggested size a delta of so many elements still fits one log entry.
 MAX_FRAGMENT_NUMEL: Final = 2**35
+# Of one report, which the log keeps for ever.
+_MAX_METRIC_COUNT: Final = 16
 
 
 def uid_of_draft(name: str, request_id: str) -> str:
@@ -117,6 +120,29 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)
+
+
+async def report_metrics(
+    replica: RunReplica, request_id: str, position: int, *, judge: str, metrics: Mapping[str, float]
+) -> ReportState:
+    """Returns a judge's report of the versions at a position as the run keeps it, once for each request id.
+
+    Raises:
+        SyncerError: PERMISSION_DENIED: a learner reports as another judge; VERSION_NOT_FOUND: no such position;
+            RUN_DRAFT; BAD_REQUEST; ID_REUSED.
+        BadNameError: the judge's name or a metric's is not legal.
+    """
+    check_id(request_id, "request id")
+    if calling_learner() not in ("", check_name(judge, "judge")):
+        raise SyncerError("PERMISSION_DENIED", f"a learner judges by its own name. caller={author()}, judge={judge}")
+    if not 1 <= len(metrics) <= _MAX_METRIC_COUNT:
+        raise bad_request(f"a report has 1 to {_MAX_METRIC_COUNT} metrics. metrics={len(metrics)}")
+    values = {check_name(name, "metric"): value if math.isfinite(value) else None for name, value in metrics.items()}
+    if request_id not in replica.state.reports:
+        (outcome,) = await replica.log.append([MetricsItem(request_id, position, judge, values, author())])
+        if outcome.rejection is not None and request_id not in replica.state.reports:
+            raise from_rejection(outcome.rejection)
+    return replica.state.reports[request_id]
 
 
 async def close_run(replica: RunReplica) -> None:

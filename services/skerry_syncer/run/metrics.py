@@ -24,7 +24,7 @@ from skerry_syncer.rounds.membership import participants
 from skerry_syncer.run.parts import ByteBudget
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import StoreFullError, StoreUnavailableError
-from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Entry, RunStatus
+from skerry_syncer.store.log.entries import AcceptedItem, ClosedItem, CommittedItem, Entry, MetricsItem, RunStatus
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.objects.interface import Objects
 
@@ -78,6 +78,7 @@ class SyncerMetrics:
         self.versions = counter("skerry_versions", "Versions committed.", ["run"])
         self.accepted = counter("skerry_deltas_accepted", "Deltas accepted.", ["run"])
         self.decided = counter("skerry_deltas_decided", "Deltas with a final fate.", ["run", "fate", "reason"])
+        self.gate_failures = counter("skerry_gate_failures", "Reports of a judge that failed the run's gate.", ["run"])
         self.merges = histogram(
             "skerry_merge_duration_seconds",
             "Time from a round's close to its version.",
@@ -97,7 +98,7 @@ class SyncerMetrics:
         if followed is not None:
             followed.unsubscribe()
             if all(other.run != followed.run for other in self._followed.values()):
-                for metric in (self.versions, self.accepted, self.decided, self.merges):
+                for metric in (self.versions, self.accepted, self.decided, self.gate_failures, self.merges):
                     metric.remove_by_labels({"run": followed.run})
 
     async def watch_lag(self) -> None:
@@ -138,6 +139,7 @@ class _Followed:
         self._clock = clock
         self._version_at_s = clock.monotonic_s()
         self._closed_at_s: dict[str, float] = {}  # by fragment, of the rounds that are merged now
+        metrics.gate_failures.labels(self.run)  # from 0, so that the first failure is an increase
         self.unsubscribe = replica.log.subscribe(self.on_entry)
 
     def on_entry(self, _entry: Entry, outcomes: tuple[Outcome, ...]) -> None:
@@ -156,6 +158,10 @@ class _Followed:
                     self._version_at_s = now_s
                     if (closed_at_s := self._closed_at_s.pop(fragment, None)) is not None:
                         self._metrics.merges.labels(self.run).observe(now_s - closed_at_s)
+                case MetricsItem(request_id=request_id):
+                    report = self._replica.state.reports.get(request_id)
+                    if report is not None and report.better_position:
+                        self._metrics.gate_failures.labels(self.run).inc()
                 case _:
                     pass
             for delta in outcome.decided:

@@ -42,7 +42,7 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry_syncer.store.log.state import FragmentState, Outcome, RunState
+from skerry_syncer.store.log.state import AskedRollback, FragmentState, Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
@@ -76,6 +76,7 @@ class RunReplica:
         self._settings = settings
         self.engine = RoundEngine()
         self._announced: dict[str, int] = {}  # by fragment: the version of the last round that followers were told of
+        self._asked_rollback: AskedRollback | None = None  # the last that was begun here
         self._unseeded: list[str] = []  # fragments of a draft whose initial weights were pushed since the last decision
         self._live: set[str] = set()  # learners whose lease was live at the last decision
         self._decide_now = asyncio.Event()
@@ -309,6 +310,10 @@ class RunReplica:
                 self._start(self._merge(closing))
             while self._unseeded and not self._is_draining:  # so that the draft's commit has less to do
                 self._start(self._seed(self._unseeded.pop()))
+            asked = self.state.asked_rollback
+            if asked not in (None, self._asked_rollback) and not self._is_draining:
+                self._asked_rollback = asked
+                self._start(self._roll_back(asked))
             if decisions.items and await self._propose(decisions.items):
                 continue
             wakes = (decisions.wake_at_s, self.leases.next_change_s(self.state, now_s))
@@ -352,6 +357,19 @@ class RunReplica:
 
     async def _seed(self, fragment: str) -> None:
         await self._done(self.merger.seed(fragment), "initial weights could not be stored", fragment=fragment)
+
+    async def _roll_back(self, asked: AskedRollback) -> None:
+        """Rolls the run back as the gate asks, unless another replica does so first."""
+        facts = {"target_position": asked.target_position, "author": asked.author}
+        _LOG.warning("rolling the run back", run=self.log.spec.name, **facts)
+        while self.state.asked_rollback == asked and not self._is_draining:
+            rolling = self.roll_backs.roll_back(asked.request_id, asked.target_position, asked.author)
+            try:
+                if not await self._done(rolling, "roll-back failed", **facts):
+                    await self._clock.sleep(self._settings.retry_s)
+            except SyncerError as error:  # the run was closed, or the weights were collected meanwhile
+                _LOG.error("run can't be rolled back", run=self.log.spec.name, cause=str(error), **facts)
+                return
 
     async def _merge(self, closing: ClosedItem) -> None:
         """Merges until the set is committed, by any replica, or closed again; while draining, stops at a failure."""

@@ -23,6 +23,14 @@ def test_a_policy_changes_in_what_differs_whatever_others_changed_meanwhile(targ
         assert replace(one.set_policy("fit", Policy()), delay_step_count=None) == Policy()
 
 
+def test_metrics_of_a_position_are_reported(target: str) -> None:
+    with RunsClient(target) as client:
+        created = client.create_run("fit", ARRAYS)
+        report = client.report_metrics("fit", {"held_out_loss": 3.25}, judge="eval", position=created.position)
+        assert (report.judge, dict(report.metrics)) == ("eval", {"held_out_loss": 3.25})
+        assert list(client.get_run("fit").reports) == [report]
+
+
 def test_versions_are_listed_down_to_the_first_however_few_an_answer_holds(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

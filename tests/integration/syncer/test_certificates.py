@@ -207,6 +207,27 @@ async def test_the_log_says_who_changed_a_run(keys: Path, secured: SyncerServer)
     assert authors == [*((name, "skerry://admin/anna") for name in names), ("StatusItem", "")]  # that all is merged
 
 
+async def test_a_learner_judges_by_its_own_name_and_a_reader_does_not_judge(keys: Path, secured: SyncerServer) -> None:
+    async with (
+        connected(secured.port, tls_of(keys, "us")) as learner,
+        connected(secured.port, tls_of(keys, "anna")) as admin,
+        connected(secured.port, tls_of(keys, "prom")) as reader,
+    ):
+        run, _ = await create_run(learner)
+
+        def request(judge: str, digit: str) -> runs.ReportMetricsRequest:
+            return runs.ReportMetricsRequest(
+                request_id=digit * 32, name="demo", position=run.position, judge=judge, metrics={"loss": 3.0}
+            )
+
+        own = (await learner.runs.ReportMetrics(request("us", "1"))).report
+        others = (await admin.runs.ReportMetrics(request("eval", "2"))).report
+        for stubs, judge in ((learner, "eval"), (reader, "prom")):
+            with refused(*DENIED):
+                await stubs.runs.ReportMetrics(request(judge, "3"))
+    assert (own.author, others.author) == ("skerry://learner/us", "skerry://admin/anna")
+
+
 async def test_a_run_can_want_learners_that_were_enrolled_in_it(keys: Path, secured: SyncerServer) -> None:
     async with (
         connected(secured.port, tls_of(keys, "anna")) as admin,

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.cli import policy_text
 from skerry.wire.codecs import Codec, Encoding
-from skerry.wire.policy import MergeRule, OuterOptimizer, Policy
+from skerry.wire.policy import Gate, MergeRule, OuterOptimizer, Policy
 
 OUTER = OuterOptimizer(learning_rate=0.9, momentum=0.7)
 POLICY = Policy(quorum_count=3, outer=OUTER)
@@ -23,6 +23,7 @@ POLICY = Policy(quorum_count=3, outer=OUTER)
         (["outer.learning_rate=0.4"], {"outer": replace(OUTER, learning_rate=0.4)}),
         (["merge_by_fragment.block.0=rda"], {"merge_by_fragment": {"block.0": MergeRule.RDA}}),
         (["delta_encoding.codec=int8"], {"delta_encoding": Encoding(Codec.INT8)}),
+        (["gate.judge=eval", "gate.metric=loss", "gate.margin=0.1"], {"gate": Gate("eval", "loss", 0.1)}),
         ([], {}),
     ],
 )
@@ -38,6 +39,7 @@ def test_what_is_shown_can_be_set() -> None:
         lease_term_s=7.0,
         planned_token_count=5000,
         enrols_by_run=True,
+        gate=Gate("eval", "loss", rolls_back=True),
     )
     assert policy_text.apply([f"{name}={value}" for name, value in policy_text.rows(shown)], Policy()) == shown
 
@@ -50,6 +52,7 @@ def test_what_is_shown_can_be_set() -> None:
         ("inner_step_count=many", "inner_step_count"),
         ("kept_hours=nan", "kept_hours"),
         ("enrols_by_run=perhaps", "bool"),
+        ("gate.metric=Loss %", "metric name is not legal"),
         ("delta_encoding.block=7", "block size is out of range"),
         ("merge=median", "known=mean, rda"),
         ("outer.rate=1", "no such field"),

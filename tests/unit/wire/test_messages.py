@@ -22,7 +22,7 @@ from skerry.wire.messages import (
     to_values,
     unpack_layout,
 )
-from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
+from skerry.wire.policy import Gate, MergeRule, OuterName, OuterOptimizer, OuterSchedule, Policy
 
 encodings = st.builds(
     Encoding,
@@ -73,6 +73,7 @@ def test_a_policy_survives_its_message() -> None:
         kept_day_count=0,
         pinned_positions=(4, 9),
         enrols_by_run=True,
+        gate=Gate("eval", "loss", 0.1, 3, rolls_back=True, higher_is_better=True),
     )
     assert policy_from_message(policy_to_message(policy, has_derived=False), Policy()) == policy
     complete = policy_from_message(policy_to_message(policy), Policy())

@@ -205,6 +205,16 @@ class RollbackItem(_Item, frozen=True, tag="rollback"):
     author: str = ""
 
 
+class MetricsItem(_Item, frozen=True, tag="metrics"):
+    """A judge reported metrics of the versions that every fragment had at `position`."""
+
+    request_id: str
+    position: int
+    judge: str
+    metrics: dict[str, float | None]  # by name; None: not finite, which is the worst value
+    author: str = ""
+
+
 class CollectedItem(_Item, frozen=True, tag="collected"):
     """These object names are condemned: they may be deleted from now on and are never written again."""
 
@@ -240,6 +250,7 @@ Item = (
     | PolicyItem
     | SnapshotItem
     | RollbackItem
+    | MetricsItem
     | CollectedItem
     | StatusItem
     | CheckpointItem

@@ -36,6 +36,7 @@ from skerry_syncer.store.log.entries import (
     FateItem,
     Item,
     LeftItem,
+    MetricsItem,
     PolicyItem,
     RollbackItem,
     RunStatus,
@@ -44,6 +45,7 @@ from skerry_syncer.store.log.entries import (
     StatusItem,
     bytes_digest,
 )
+from skerry_syncer.store.log.judging import abandon_reports, apply_metrics, check_metrics
 from skerry_syncer.store.log.retention import forget, has_weights_at, pinned_names
 from skerry_syncer.store.log.state import (
     REMEMBERED_CLOSES,
@@ -422,6 +424,8 @@ def check_policy(state: RunState, item: PolicyItem) -> Rejection | None:
 
 
 def _apply_policy(state: RunState, item: PolicyItem) -> None:
+    if item.policy.gate != state.policy.gate:
+        state.asked_rollback = None
     state.policy = item.policy
     state.requests[item.request_id] = state.position
 
@@ -502,6 +506,7 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
         )
     for learner in state.learners.values():
         learner.attached_at_step = min(learner.attached_at_step, state.step_count)
+    abandon_reports(state, item.target_position)
     return decided
 
 
@@ -562,6 +567,7 @@ RULES: Final[dict[type[Item], _Rules]] = {
     PolicyItem: (check_policy, _apply_policy),
     SnapshotItem: (check_snapshot, _apply_snapshot),
     RollbackItem: (check_rollback, _apply_rollback),
+    MetricsItem: (check_metrics, apply_metrics),
     CollectedItem: (check_collected, _apply_collected),
     StatusItem: (check_status, _apply_status),
     CheckpointItem: (check_checkpoint, _apply_checkpoint),

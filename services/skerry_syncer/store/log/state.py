@@ -17,6 +17,7 @@ from skerry_syncer.store.log.entries import (
     CommittedItem,
     Fate,
     Item,
+    MetricsItem,
     ObjectRef,
     RunSpec,
     RunStatus,
@@ -163,6 +164,27 @@ class LearnerState:
         return len(self.sessions) > 1
 
 
+@dataclass
+class ReportState:
+    """A judge's report, the run's progress at its position, and what the gate says of it."""
+
+    item: MetricsItem
+    step_count: float | None  # None: the run had forgotten the versions when the report came
+    token_count: float | None
+    is_abandoned: bool  # by a roll-back
+    better_position: int = 0  # of the report that it is worse than by more than the gate's margin; 0: of none
+
+
+@dataclass(frozen=True)
+class AskedRollback:
+    """A roll-back that the gate asks for."""
+
+    request_id: str  # the same on every replica
+    failed_position: int  # what the failed report is about
+    target_position: int
+    author: str
+
+
 @dataclass(eq=False)
 class RunState:
     """A run after the entries that were applied to it; at first a draft. Only the fold changes it."""
@@ -177,8 +199,10 @@ class RunState:
     deltas: dict[str, DeltaState] = field(default_factory=dict)
     learners: dict[str, LearnerState] = field(default_factory=dict)
     condemned_at: dict[str, int] = field(default_factory=dict)  # names of objects, with the positions of their entries
-    requests: dict[str, int] = field(default_factory=dict)  # ids of policy changes and roll-backs, with their positions
+    requests: dict[str, int] = field(default_factory=dict)  # ids of calls that changed the run, with their positions
     bases: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (session, fragment, base version) -> delta
+    reports: dict[str, ReportState] = field(default_factory=dict)  # the newest of all judges, by request id
+    asked_rollback: AskedRollback | None = None  # that was not carried out yet
     checkpoint_at: int = 0  # the position whose state the newest named checkpoint has
 
     def __post_init__(self) -> None:

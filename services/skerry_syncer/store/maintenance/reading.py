@@ -144,7 +144,9 @@ def facts_text(item: Item) -> str:
     """Returns an item's fields in one line: the first digits of ids, the lengths of lists, no objects."""
     facts = []
     for name, value in item_to_json(item).items():
-        if name in _SHORTENED:
+        if name == "metrics":
+            facts += [f"{metric}={'not finite' if number is None else number}" for metric, number in value.items()]
+        elif name in _SHORTENED:
             facts.append(f"{name}={value[:_SHORT]}")
         elif name not in _HIDDEN and not isinstance(value, dict):
             facts.append(f"{name}={len(value) if isinstance(value, tuple) else value}")

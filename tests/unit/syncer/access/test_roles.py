@@ -31,6 +31,7 @@ REQUESTS: dict[str, Any] = {
     "Runs/ListVersions": runs.ListVersionsRequest(name="demo", fragment="body"),
     "Runs/ListRuns": runs.ListRunsRequest(),
     "Runs/SetPolicy": runs.SetPolicyRequest(request_id=ID, name="demo"),
+    "Runs/ReportMetrics": runs.ReportMetricsRequest(request_id=ID, name="demo", position=1, judge="us"),
     "Runs/RollBack": runs.RollBackRequest(request_id=ID, name="demo", target_position=1),
     "Runs/CloseRun": runs.CloseRunRequest(name="demo"),
     "Runs/DeleteRun": runs.DeleteRunRequest(name="demo", run_uid=ID),
@@ -51,12 +52,13 @@ CALLERS = {
 }
 READS = {"GetCapabilities", "PullFragment", "Watch", "GetRun", "ListVersions"}
 CREATES = {"CreateRun", "CommitRun", "QueryPush"}
+WRITES = CREATES | {"ReportMetrics"}
 # By hand, so that `RULES` can't be wrong without a test that fails.
 ALLOWED = {
     "reader": READS | {"ListRuns"},
-    "learner": READS | CREATES | {"Attach", "PushDelta"},
-    "learner of the run": READS | CREATES | {"Attach", "PushDelta"},
-    "another learner of the run": READS | CREATES,
+    "learner": READS | WRITES | {"Attach", "PushDelta"},
+    "learner of the run": READS | WRITES | {"Attach", "PushDelta"},
+    "another learner of the run": READS | WRITES,
     "learner of another run": {"GetCapabilities"},
     "admin": {method.partition("/")[2] for method in METHODS} - {"Attach", "PushDelta"},
 }

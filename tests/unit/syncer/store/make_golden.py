@@ -22,6 +22,7 @@ from skerry_syncer.store.log.entries import (
     Fate,
     FateItem,
     LeftItem,
+    MetricsItem,
     RunSpec,
     RunStatus,
     StatusItem,
@@ -92,7 +93,8 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await driver.collect(*(part.name for part in early.parts))
     await write_checkpoint(log)
     await driver.round([await driver.push(1, delta())])
-    await driver.append(StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
+    judged = MetricsItem(driver.log.entropy.hex_id(), log.state.position, "eval", {"loss": 3.5, "score": None})
+    await driver.append(judged, StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
     fragment = log.state.fragments[FRAGMENT]
     return {
         "uid": spec.uid,

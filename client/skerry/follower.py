@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, check_name
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _log = get_logger(__name__)
 
@@ -50,8 +47,8 @@ class Version:
         """Returns the tensors by name, in the order of the run's fragments; they can't be written to."""
         return {name: values for layout, flat in self._pieces for name, values in layout.pieces(flat)}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns copies of the tensors as float32 for `load_state_dict`, which casts them to the model's types."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies as torch's float32 tensors for `load_state_dict`, which casts them to the model's types."""
         import torch
 
         return {name: torch.from_numpy(values.copy()) for name, values in self.arrays().items()}
@@ -101,7 +98,7 @@ class Follower:
         self._every = every
         self._patience_s = patience_s
         self._clock: ThreadClock = clock or SystemClock()
-        self._failing_since_s: float | None = None
+        self._failure_count = 0  # in a row
         self._uid: str | None = None
         self._held: dict[str, tuple[Pulled, int]] = {}  # by fragment, with the position that made it
         self._count = -1  # versions of fragments in the last version of the model
@@ -128,7 +125,7 @@ class Follower:
 
     def _next(self) -> Version | None:
         """Waits for the next version; None: the run is closed."""
-        attempt, self._failing_since_s = 0, None
+        self._failure_count, failing_since_s = 0, 0.0
         while True:
             try:
                 run = self.client.get_run(self._name, uid=self._uid).run
@@ -140,30 +137,25 @@ class Follower:
                 if is_closed:
                     return None
                 self._wait(run, self._every - new_count)
-                attempt = 0
             except SkerryError as error:
+                is_awaited = self._uid is None and error.reason in {"RUN_NOT_FOUND", "RUN_DRAFT"}
+                may_pass = is_awaited or is_transient(error) or error.reason in _OUTDATED
                 now_s = self._clock.monotonic_s()
-                if self._failing_since_s is None:
-                    attempt, self._failing_since_s = 0, now_s
-                if not self._may_pass(error) or now_s - self._failing_since_s > self._patience_s:
-                    raise
-                attempt += 1
-                if attempt == 1:
+                if self._failure_count == 0:
+                    failing_since_s = now_s
                     _log.warning("following failed and will be tried again", run=self._name, because=str(error))
-                self._clock.block(_PAUSES.wait_s(attempt, error, system_random()))
-
-    def _may_pass(self, error: SkerryError) -> bool:
-        is_awaited = self._uid is None and error.reason in {"RUN_NOT_FOUND", "RUN_DRAFT"}
-        return is_awaited or is_transient(error) or error.reason in _OUTDATED
+                if not may_pass or now_s - failing_since_s > self._patience_s:
+                    raise
+                self._failure_count += 1
+                self._clock.block(_PAUSES.wait_s(self._failure_count, error, system_random()))
 
     def _wait(self, run: Run, missing_count: int) -> None:
         """Returns when so many versions of fragments are made, or the run is rolled back or closed."""
         for message in self.client.watch(self._name, after_position=run.position):
-            self._failing_since_s = None
-            if not isinstance(message, Event):
-                continue
-            missing_count -= message.HasField("version_committed")
-            if missing_count <= 0 or message.HasField("rolled_back") or message.HasField("status_changed"):
+            self._failure_count = 0
+            kind = message.WhichOneof("kind") if isinstance(message, Event) else None
+            missing_count -= kind == "version_committed"
+            if missing_count <= 0 or kind in {"rolled_back", "status_changed"}:
                 return
         raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
 

@@ -23,10 +23,10 @@ RUN = v1.Run(
 )
 
 
-def version_of(weights: Mapping[str, NDArray[np.float32]], versions: tuple[int, int], run: v1.Run = RUN) -> Version:
+def version_of(weights: Mapping[str, NDArray[np.float32]], versions: tuple[int, int]) -> Version:
     """Returns a version with the weights of each fragment."""
     pieces = tuple((layout, weights[layout.name]) for layout in LAYOUTS)
-    return Version(run, 10 * sum(versions) + 1, dict(zip(weights, versions, strict=True)), pieces)
+    return Version(RUN, 10 * sum(versions) + 1, dict(zip(weights, versions, strict=True)), pieces)
 
 
 def versions_of(count: int, *, scale: float = 0.01) -> list[Version]:

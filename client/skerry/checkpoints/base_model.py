@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from skerry.wire.safetensors import FileTensor, read_file_header
+from skerry.wire.safetensors import FileTensor, header_bytes, read_file_header
 from skerry.wire.untrained import UntrainedTensor, values_checksum
 
 _NAMED: Final = 5  # tensors in a warning
@@ -44,15 +44,33 @@ class BaseModel:
         taken = self._recorded.keys() if self._recorded else set(self.unknown)
         self.tensors = {name: tensor for name, tensor in in_files.items() if name in taken}
 
-    def wide(self, *, is_wide: bool) -> dict[str, FileTensor]:
-        """Returns the tensors whose elements have at least four bytes, or those whose have fewer.
+    def write_model(
+        self,
+        file: BinaryIO,
+        trained: Mapping[str, tuple[str, tuple[int, ...]]],
+        data: Iterable[bytes | memoryview],
+        metadata: Mapping[str, str],
+    ) -> list[str]:
+        """Writes a safetensors file of these tensors and of the trained ones, and returns the names of all.
 
-        A file that has the former before the run's tensors, and the latter behind them, has all of them aligned.
+        Args:
+            file: at its beginning.
+            trained: dtype and shape by name.
+            data: bytes of the trained tensors, in order, cut anywhere.
+            metadata: of the file.
         """
+        # Tensors of at least four bytes an element come before the run's, the others behind: so all are aligned.
         ordered = sorted(self.tensors.items(), key=lambda item: -item[1].item_bytes)
-        return {name: tensor for name, tensor in ordered if (tensor.item_bytes >= 4) == is_wide}
+        before, behind = [{k: t for k, t in ordered if (t.item_bytes >= 4) == is_wide} for is_wide in (True, False)]
+        file.write(header_bytes({**before, **trained, **behind}, metadata))
+        for name in before:
+            self._write(name, file)
+        file.writelines(data)
+        for name in behind:
+            self._write(name, file)
+        return [*before, *trained, *behind]
 
-    def write(self, name: str, file: BinaryIO) -> None:
+    def _write(self, name: str, file: BinaryIO) -> None:
         """Writes a tensor's bytes, and takes note if they are not those of the run's creator."""
         tensor, wanted = self.tensors[name], self._recorded.get(name)
         data = tensor.data()

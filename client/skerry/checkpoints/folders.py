@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from skerry.runtime.identifiers import SystemEntropy
-
 INDEX: Final = "model.safetensors.index.json"
 WEIGHTS: Final = "model-00001-of-00001.safetensors"
 _NAME: Final = re.compile(r"weight_v(\d{6,})")
@@ -73,27 +71,23 @@ def publishing(folder: Path) -> Iterator[Path]:
     """Yields a new folder that becomes `folder` at the end of the context, durable; after an error it is gone.
 
     Raises:
-        FileExistsError: another process has published `folder`.
+        OSError: it can't be written, or another process writes it or has written it.
     """
     partial = _hidden(folder)
     partial.mkdir()
     try:
         yield partial
         for path in (*partial.iterdir(), partial):
-            sync(path)
-        if folder.exists():
-            raise FileExistsError(f"another process writes versions there. folder={folder}")
+            _sync(path)
         partial.rename(folder)
-        sync(folder.parent)
+        _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:
     """Removes a version at once for its readers."""
-    gone = _hidden(folder)
-    folder.rename(gone)
-    shutil.rmtree(gone)
+    shutil.rmtree(folder.rename(_hidden(folder)))
 
 
 def remove_partial(source: Path) -> None:
@@ -102,8 +96,7 @@ def remove_partial(source: Path) -> None:
         shutil.rmtree(path)
 
 
-def sync(path: Path) -> None:
-    """Makes a file, or the names in a folder, durable."""
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -112,4 +105,4 @@ def sync(path: Path) -> None:
 
 
 def _hidden(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.{SystemEntropy().hex_id()[:8]}")
+    return folder.with_name(f".{folder.name}")

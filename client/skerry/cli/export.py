@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.v1.types_pb2 import Run
 from skerry.wire.messages import untrained_from_messages
-from skerry.wire.safetensors import WRITABLE_DTYPES, header_bytes, tensor_bytes
+from skerry.wire.safetensors import WRITABLE_DTYPES, tensor_bytes
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
@@ -34,6 +34,14 @@ _FOLDERS: Final = {
     "hf": (("config.json",), "model.safetensors"),
     "peft": (("adapter_config.json", "adapter_model.safetensors"), "adapter_model.safetensors"),
 }
+# Gives a command the files for a `BaseModel` as its keyword `base_paths`.
+with_base: Final = click.option(
+    "--base",
+    "base_paths",
+    type=INPUT_FILE,
+    multiple=True,
+    help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
+)
 
 
 @click.command(
@@ -61,13 +69,7 @@ Examples:
     "--uid", type=UID, help="The run's uid, if it must be this one.  [default: that of the run that has the name]"
 )
 @click.option("--position", type=Count(0), help="Position in the log whose weights to write.  [default: the log's end]")
-@click.option(
-    "--base",
-    "base_paths",
-    type=INPUT_FILE,
-    multiple=True,
-    help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
-)
+@with_base
 @click.option(
     "--dtype",
     type=click.Choice(["original", "float32"]),
@@ -171,7 +173,6 @@ def _downloaded(
 
 
 def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys: Mapping[str, str]) -> None:
-    before, behind = base.wide(is_wide=True), base.wide(is_wide=False)
     tensors = {tensor.name: tensor for tensor in run.tensors}
     names = [name for fragment in run.fragments for name in fragment.tensors]
     is_original = {name: dtype == "original" and tensors[name].dtype in WRITABLE_DTYPES for name in names}
@@ -180,18 +181,15 @@ def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys
     versions = {version.fragment: version.version for version in run.versions}
     # Loaders of model files expect the format.
     metadata = {"format": "pt", "run": run.name, "uid": run.uid, "position": str(run.position)}
-    header = header_bytes({**before, **places, **behind}, metadata | {"versions": json.dumps(versions)})
+
+    def pieces(progress: Callable[[int, int], None]) -> Iterator[bytes]:
+        for name, values in pull(progress):
+            yield from tensor_bytes(values, dtypes[name])
+            del values  # and with it its fragment, while the next is received
+
     try:
         with shown_progress("exporting") as progress, replacing(path) as file:
-            file.write(header)
-            for name in before:
-                base.write(name, file)
-            for name, values in pull(progress):
-                for piece in tensor_bytes(values, dtypes[name]):
-                    file.write(piece)
-                del values  # and with it its fragment, while the next is received
-            for name in behind:
-                base.write(name, file)
+            base.write_model(file, places, pieces(progress), metadata | {"versions": json.dumps(versions)})
     except OSError as error:
         raise click.BadParameter(f"can't be written: {error.strerror}. path={path}", param_hint="--out") from error
 

@@ -10,15 +10,16 @@ import click
 
 from skerry import Follower, Tls
 from skerry.checkpoints.base_model import BaseModel
-from skerry.checkpoints.publisher import Published, Publisher
+from skerry.checkpoints.publisher import Publisher
 from skerry.checkpoints.pulling import PullServer
 from skerry.cli.connection import with_run
 from skerry.cli.console import as_json, json_line, size_text
+from skerry.cli.export import with_base
 from skerry.follower import Version
 from skerry.net.tls import Insecure
 from skerry.net.tls_options import with_target
 from skerry.runtime.addresses import server_address
-from skerry.runtime.options import ADDRESS, INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER, Count, Number
+from skerry.runtime.options import ADDRESS, INPUT_FOLDER, OUTPUT_FOLDER, Count
 from skerry.wire.messages import untrained_from_messages
 
 
@@ -45,17 +46,8 @@ Examples:
     help="Element types of trained tensors: the learners' own, or one for all.",
 )
 @click.option("--like", type=INPUT_FOLDER, help="A model's folder whose configuration and tokenizer are copied.")
-@click.option(
-    "--base",
-    "base_paths",
-    type=INPUT_FILE,
-    multiple=True,
-    help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
-)
+@with_base
 @click.option("--serve", type=ADDRESS, help="Answer POST /pull_weights at this address, as 127.0.0.1:8090.")
-@click.option(
-    "--patience", "patience_s", type=Number(0, min_open=True), default=300.0, help="Seconds for which calls may fail."
-)
 @as_json
 @with_target
 def follow(
@@ -70,7 +62,6 @@ def follow(
     like: Path | None,
     base_paths: tuple[Path, ...],
     serve: str | None,
-    patience_s: float,
     is_json: bool,
 ) -> None:
     """Write a run's newest weights, and those after them, as Hugging Face checkpoint folders until it is closed.
@@ -88,7 +79,7 @@ def follow(
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
         base: BaseModel | None = None
-        for version in stack.enter_context(Follower(target, run, every=every, tls=tls, patience_s=patience_s)):
+        for version in stack.enter_context(Follower(target, run, every=every, tls=tls)):
             try:
                 if base is None:
                     base = _base_model(version, base_paths)
@@ -96,8 +87,13 @@ def follow(
                 published = publisher.publish(version)
             except (OSError, ValueError) as error:
                 raise click.BadParameter(f"can't be written: {error}. path={out}", param_hint="--out") from error
-            if published is not None:
-                _say(version, published, is_json=is_json)
+            if is_json:
+                values = {**published._asdict(), "folder": str(published.folder), "position": version.position}
+                click.echo(json_line(values))
+                continue
+            size, full = (published.sizes[key] for key in (published.encoding, "full"))
+            text = f"{published.encoding}, {size_text(size)}, {size / full:.0%} of a full one"
+            click.echo(f"{published.folder.name}: position {version.position}, {text}")
         for remark in base.remarks() if base is not None else ():
             click.echo(f"warning: {remark}", err=True)
 
@@ -108,12 +104,3 @@ def _base_model(version: Version, paths: tuple[Path, ...]) -> BaseModel:
     if base.missing:  # a model's loader would fill in what is missing at random
         raise click.UsageError(next(base.remarks()))
     return base
-
-
-def _say(version: Version, published: Published, *, is_json: bool) -> None:
-    if is_json:
-        click.echo(json_line({**published._asdict(), "folder": str(published.folder), "position": version.position}))
-        return
-    size, full = (published.sizes[key] for key in (published.encoding, "full"))
-    share = "" if published.encoding == "full" else f", {size / full:.0%} of a full one"
-    click.echo(f"{published.folder.name}: position {version.position}, {published.encoding}, {size_text(size)}{share}")

@@ -30,12 +30,10 @@ def test_a_closed_run_ends_with_its_last_weights_in_a_folder(
         (record,) = client.list_versions("fit", fragment.name)
         client.close_run("fit")
     assert failures.run(follow, words) == 0
-    assert capsys.readouterr().out == f"weight_v000001: position {record.position}, full, 24 B\n"
-    assert failures.run(follow, words) == 0
-    assert capsys.readouterr().out == "", "the folder has it already"
+    assert capsys.readouterr().out == f"weight_v000001: position {record.position}, full, 24 B, 100% of a full one\n"
     assert failures.run(follow, [*words, "--dtype", "bfloat16", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["number"], said["sizes"]) == (2, {"full": 12})
+    assert (said["folder"], said["sizes"]) == (str(tmp_path / "out" / "weight_v000002"), {"full": 12})
 
 
 def test_what_a_model_lacks_is_said(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

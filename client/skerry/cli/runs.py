@@ -19,10 +19,10 @@ from skerry import RunsClient
 from skerry.cli import policy_text
 from skerry.cli.connection import UID, with_client, with_run
 from skerry.cli.console import as_json, console, count_text, json_line, shown_progress, size_text, table
-from skerry.cli.watch_state import state_now, status_word
 from skerry.cli.watch_view import draw
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
+from skerry.history.run_history import history_now, status_word
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import Run, Tensor
@@ -114,7 +114,7 @@ def show(client: RunsClient, run: str) -> Answer:
 
 def _shown(client: RunsClient, answer: GetRunResponse) -> Iterator[RenderableType]:
     run = answer.run
-    yield draw(state_now(client, answer))
+    yield draw(history_now(client, answer))
     size = f"{count_text(_parameter_count(run.tensors))} parameters"
     yield Text(f"uid {run.uid}  {size}  created {_created_at(run)}\n", style="dim")
     yield _policy(policy_of(run.policy, Policy()))

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final
 
 import click
 from rich.live import Live
 
-from skerry import RunsClient, SkerryError
+from skerry import RunsClient
 from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console, json_line
-from skerry.cli.watch_state import WatchState, state_now
 from skerry.cli.watch_view import draw
-from skerry.errors import RunNotFoundError, error_of, is_transient
-from skerry.net.retry import RetrySettings
-from skerry.runtime.identifiers import system_random
+from skerry.history.following import follow
+from skerry.history.run_history import RunHistory, history_now
 from skerry.runtime.options import Count, Number
 from skerry.v1 import types_pb2 as v1
-from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.types_pb2 import Event
 from skerry.wire.messages import to_values
 
 _REDRAWS_PER_S: Final = 4
-_PAUSES: Final = RetrySettings(first_wait_s=0.5)
 
 
 @click.command(
@@ -77,9 +72,9 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
         if is_json:
             click.echo(json_line(to_values(answer)))
         else:
-            console().print(draw(state_now(client, answer)))
+            console().print(draw(history_now(client, answer)))
         return
-    state, screen = WatchState(), console()
+    state, screen = RunHistory(), console()
     with ExitStack() as stack:
         live: Live | None = None
         if screen.is_terminal and not is_json:
@@ -92,7 +87,7 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
                 live.update(draw(state, notice=notice))
 
         for message in follow(client, run, after_position=after_position, patience_s=patience_s, tell=tell):
-            text = state.apply(message, time.monotonic())
+            text = state.apply(message, time.time())
             if is_json:
                 key = "event" if isinstance(message, Event) else "start"
                 click.echo(json_line({key: to_values(message)}))
@@ -102,47 +97,3 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
                 click.echo(f"{message.position} {message.WhichOneof('kind')}: {text}")
     if state.status == v1.RUN_STATUS_CLOSED and not is_json:
         click.echo(f"{run} is closed at position {state.position}")
-
-
-def follow(
-    client: RunsClient,
-    run: str,
-    *,
-    after_position: int = 0,
-    patience_s: float = 300.0,
-    clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], None] = time.sleep,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Iterator[WatchStart | Event]:
-    """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
-
-    `tell` hears why a stream broke, once for each new reason.
-
-    Raises:
-        SkerryError: the call was refused, or nothing was received for longer than `patience_s`; meanwhile a run that
-            does not exist may be created.
-    """
-    heard_at_s, has_started, attempt, notice = clock(), False, 0, ""
-    while True:
-        try:
-            for message in client.watch(run, after_position=after_position):
-                heard_at_s, has_started, attempt, notice = clock(), True, 0, ""
-                yield message
-                if isinstance(message, Event):
-                    after_position = max(after_position, message.position)
-                    is_over = message.status_changed == v1.RUN_STATUS_CLOSED
-                else:  # a closed run that was asked for its past has yet to tell it
-                    is_closed = message.run.status == v1.RUN_STATUS_CLOSED
-                    is_over = is_closed and not 0 < after_position < message.run.position
-                if is_over:
-                    return
-            raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
-        except SkerryError as error:
-            is_missing = isinstance(error, RunNotFoundError) and not has_started
-            if not (is_missing or is_transient(error)) or clock() - heard_at_s > patience_s:
-                raise
-            attempt += 1
-            if (reason := f"{'waiting' if is_missing else 'reconnecting'}: {error}") != notice:
-                tell(reason)
-            notice = reason
-            wait(_PAUSES.wait_s(attempt, error, system_random()))

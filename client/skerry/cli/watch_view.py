@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
-from skerry.cli.watch_state import FragmentView, LearnerView, WatchState, learner_state, status_word, unmerged_text
+from skerry.history.run_history import (
+    FragmentView,
+    LearnerView,
+    RunHistory,
+    learner_state,
+    status_word,
+    unmerged_text,
+)
 
 _BARS = "▁▂▃▄▅▆▇█"
+_EVENT_COUNT: Final = 10
+_LOSS_COUNT: Final = 24  # the width of a sparkline
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
 
 
-def draw(state: WatchState, *, notice: str = "") -> RenderableType:
+def draw(state: RunHistory, *, notice: str = "") -> RenderableType:
     """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
     fragments = table([_fragment(name, view) for name, view in state.fragments.items()])
     parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", fragments]
     if state.events:
-        parts += ["", table([{"position": str(position), "event": text} for position, text in state.events])]
+        newest = list(islice(reversed(state.events), _EVENT_COUNT))[::-1]
+        parts += ["", table([{"position": str(event.position), "event": event.text} for event in newest])]
     return Group(*parts, Text("columns: skerry watch --help", style="dim"))
 
 
-def _headline(state: WatchState, notice: str) -> Text:
+def _headline(state: RunHistory, notice: str) -> Text:
     line = Text.assemble((state.name, "bold"), f"  {status_word(state.status)}  position {state.position}")
     live = sum(view.status.is_live for view in state.learners.values())
     taking_part = sum(view.status.is_live and view.status.is_participating for view in state.learners.values())
@@ -33,7 +45,7 @@ def _headline(state: WatchState, notice: str) -> Text:
     return line
 
 
-def _learners(state: WatchState) -> RenderableType:
+def _learners(state: RunHistory) -> RenderableType:
     if not state.learners:
         return Text("no learners yet", style="dim")
     views = [view for _, view in sorted(state.learners.items())]
@@ -44,7 +56,7 @@ def _learners(state: WatchState) -> RenderableType:
     )
 
 
-def _learner(state: WatchState, view: LearnerView) -> dict[str, str | Text]:
+def _learner(state: RunHistory, view: LearnerView) -> dict[str, str | Text]:
     status, report = view.status, view.status.report
     state_name = learner_state(status)
     behind, (up, down) = state.staleness(view), view.bits_per_s or (None, None)
@@ -56,7 +68,7 @@ def _learner(state: WatchState, view: LearnerView) -> dict[str, str | Text]:
         "tokens": count_text(report.token_count),
         "step time": f"{report.step_time.ToMilliseconds()} ms",
         "loss": f"{report.loss:.4f}" if report.HasField("loss") else "-",
-        "trend": Text(sparkline(view.losses), style="cyan"),
+        "trend": Text(sparkline([point.value for point in view.losses][-_LOSS_COUNT:]), style="cyan"),
         "up": rate_text(up),
         "down": rate_text(down),
         "behind": "-" if behind is None else str(behind),

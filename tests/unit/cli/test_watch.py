@@ -14,8 +14,9 @@ from rich.console import Console
 from skerry import RunNotFoundError, RunsClient, SkerryError, TryAgainError
 from skerry.cli import failures
 from skerry.cli.main import cli
-from skerry.cli.watch import follow
 from skerry.errors import error_of
+from skerry.history.following import follow
+from skerry.runtime.clock import SystemClock
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 
@@ -39,10 +40,25 @@ class Streams:
             yield message
 
 
-def positions(streams: Streams, **options: Any) -> list[int]:
+class Clock(SystemClock):
+    """A clock whose waits end at once, and of which each reading is `step_s` later than the one before."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self._step_s = step_s
+        self._now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self._now_s += self._step_s
+        return self._now_s
+
+    def block(self, duration_s: float) -> None:
+        pass
+
+
+def positions(streams: Streams, *, clock: Clock | None = None, **options: Any) -> list[int]:
     """Returns the positions of all events until the run is closed."""
     client: Any = streams
-    followed = follow(client, "demo", wait=lambda _: None, **options)
+    followed = follow(client, "demo", clock=clock or Clock(), **options)
     return [message.position for message in followed if isinstance(message, v1.Event)]
 
 
@@ -61,10 +77,9 @@ def test_a_closed_run_still_tells_its_past() -> None:
 
 
 def test_patience_ends() -> None:
-    now = iter(range(0, 10_000, 100))
     streams = Streams(*[[AWAY]] * 50)
     with pytest.raises(TryAgainError, match="away"):
-        positions(streams, patience_s=250, clock=lambda: float(next(now)))
+        positions(streams, patience_s=250, clock=Clock(100.0))
     assert len(streams.asked) == 3
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from skerry.cli.watch_state import WatchState, learner_state, unmerged_text
 from skerry.cli.watch_view import draw, sparkline
+from skerry.history.run_history import RunHistory, learner_state, unmerged_text
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import VersionRecord
@@ -21,7 +21,7 @@ def report(learner_id: str, *, sent_bytes: int = 0, **figures: Any) -> v1.Event:
     return v1.Event(position=5, learner=v1.LearnerStatus(learner_id=learner_id, is_live=True, report=body))
 
 
-def started(*learners: v1.LearnerStatus) -> WatchState:
+def started(*learners: v1.LearnerStatus) -> RunHistory:
     """Returns the state of a run with one fragment, at version 3."""
     run = v1.Run(
         name="demo",
@@ -31,7 +31,7 @@ def started(*learners: v1.LearnerStatus) -> WatchState:
         fragments=[v1.Fragment(name="head", tensors=["w"])],
         versions=[v1.FragmentVersion(fragment="head", version=3)],
     )
-    state = WatchState()
+    state = RunHistory()
     state.apply(WatchStart(run=run, learners=learners), 0.0)
     return state
 
@@ -80,7 +80,7 @@ def test_a_commit_is_told_with_who_took_part() -> None:
     text = state.apply(v1.Event(position=9, version_committed=committed))
     assert text == "head is at version 4 by us 75%, eu 25%"
     assert state.fragments["head"].version == 4
-    assert (state.position, list(state.events)) == (9, [(9, text)])
+    assert (state.position, [(event.position, event.text) for event in state.events]) == (9, [(9, text)])
 
 
 def test_a_learner_is_told_when_it_attaches_and_not_at_each_report() -> None:
@@ -130,7 +130,7 @@ def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -
     assert unmerged_text(fates[:1]) == ""
 
 
-def shown(state: WatchState) -> str:
+def shown(state: RunHistory) -> str:
     screen = Console(file=io.StringIO(), width=200)
     screen.print(draw(state))
     assert isinstance(screen.file, io.StringIO)

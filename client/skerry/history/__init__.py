@@ -1,0 +1,1 @@
+"""What happened in a run, as an observer learns it from the contract."""

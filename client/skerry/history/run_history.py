@@ -1,0 +1,487 @@
+"""What happened in a run: its learners, versions, rounds, losses and traffic, folded from the messages of a watch.
+
+One model feeds the terminal table, the console's pages, the report and the alerts. It holds nothing that another
+watch from position 1 would not give again, except what is never in the log: learners' reports and openings of rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+from skerry import RunsClient
+from skerry.exchange.session import policy_of
+from skerry.history.series import Point, Series
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
+from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerReport, LearnerStatus, RolledBack, VersionCommitted
+from skerry.wire.messages import enum_word
+from skerry.wire.policy import Policy
+
+_EVENT_COUNT: Final = 20_000  # of the newest
+_REPORT_COUNT: Final = 6  # reports over which bandwidth is averaged, 10 s or less, because deltas come in bursts
+_DETAILED_COUNT: Final = 2_000  # newest versions of which each delta is known; ListVersions has those of the others
+_RATE_SPAN_S: Final = 300.0  # of tokens a second
+_SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
+
+
+class EventText(NamedTuple):
+    """An event in words."""
+
+    position: int
+    time_s: float
+    kind: str
+    text: str
+    learner_id: str = ""
+
+
+class DeltaView(NamedTuple):
+    """A delta that was merged."""
+
+    learner_id: str
+    accepted_at_s: float | None  # None: accepted before the watch began
+    weight_share: float
+    staleness: int
+    step_count: int
+    token_count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class VersionView:
+    """A version of a fragment, and the round that made it; times are None where the watch began later."""
+
+    fragment: str
+    version: int
+    position: int
+    committed_at_s: float
+    opened_at_s: float | None = None  # its first delta, or when the syncer opened the round if that is earlier
+    closed_at_s: float | None = None
+    contributors: str = ""  # learner ids, sorted, separated by spaces
+    delta_count: int = 0
+    staleness: int = 0  # of its stalest delta
+    received_bytes: int = 0  # of its deltas
+    update_size_bytes: int = 0
+    participation: float = 0.0
+    source_version: int = -1  # whose content it has, where a roll-back made it
+    is_abandoned: bool = False
+    deltas: tuple[DeltaView, ...] = ()  # of the newest versions only
+
+    @property
+    def last_delta(self) -> DeltaView | None:
+        """The delta of its round that came last; None if that is not known."""
+        timed = [delta for delta in self.deltas if delta.accepted_at_s is not None]
+        return max(timed, key=lambda delta: delta.accepted_at_s or 0.0, default=None)
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds from the round's opening to its close."""
+        return None if self.opened_at_s is None or self.closed_at_s is None else self.closed_at_s - self.opened_at_s
+
+
+@dataclass
+class LearnerView:
+    """A learner, its last reports, and what the run took of it."""
+
+    status: LearnerStatus
+    losses: Series = field(default_factory=Series)
+    told_problem: str = ""  # the last that an event's words had
+    heard_at_s: float | None = None  # its last report's or entry's time
+    attached_at_s: float | None = None  # while it is attached
+    trained_s: float = 0.0  # of earlier attachments
+    merged_steps: Counter[str] = field(default_factory=Counter)  # by fragment
+    sent_bytes: int = 0  # of its accepted deltas
+    unmerged_rounds: dict[str, int] = field(default_factory=dict)  # by fragment: rounds since one had its delta
+    shares: deque[float] = field(default_factory=lambda: deque(maxlen=_SHARE_COUNT))
+    adopted_at_s: dict[tuple[str, int], float] = field(default_factory=dict)  # when it told of a version
+    _reports: deque[tuple[float, LearnerReport]] = field(default_factory=lambda: deque(maxlen=_REPORT_COUNT))
+
+    def update(self, status: LearnerStatus, now_s: float) -> None:
+        """Applies a report; a learner that has restarted counts from zero again."""
+        now = LearnerStatus()
+        now.CopyFrom(status)
+        if status.has_left and not status.HasField("report"):  # the log's event, which has no figures
+            now.CopyFrom(self.status)
+            now.is_live, now.has_left = False, True
+        elif not status.fates:  # likewise
+            now.fates.extend(self.status.fates)
+        self._count_time(now_s, is_live=now.is_live)
+        self.status, self.heard_at_s = now, now_s
+        if not now.HasField("report"):
+            return
+        report = now.report
+        last_loss = self.losses.last
+        if report.HasField("loss") and (last_loss is None or last_loss.step_count != report.step_count):
+            self.losses.add(Point(now_s, report.step_count, report.token_count, report.loss))
+        for adopted in report.adopted:
+            self.adopted_at_s.setdefault((adopted.fragment, adopted.version), now_s)
+        while len(self.adopted_at_s) > _DETAILED_COUNT:
+            del self.adopted_at_s[next(iter(self.adopted_at_s))]
+        last = self._reports[-1][1] if self._reports else report
+        if report.sent_bytes < last.sent_bytes or report.received_bytes < last.received_bytes:
+            self._reports.clear()
+        self._reports.append((now_s, report))
+
+    def _count_time(self, now_s: float, *, is_live: bool) -> None:
+        if self.attached_at_s is None and is_live:
+            self.attached_at_s = now_s
+        elif self.attached_at_s is not None and not is_live:
+            self.trained_s += now_s - self.attached_at_s
+            self.attached_at_s = None
+
+    def attached_s(self, now_s: float) -> float:
+        """Returns the seconds for which the learner was attached, as far as the watch knows."""
+        return self.trained_s + (0.0 if self.attached_at_s is None else max(0.0, now_s - self.attached_at_s))
+
+    @property
+    def missed_round_count(self) -> int:
+        """Rounds in a row, of the fragment that has most of them, without a delta of the learner."""
+        return max(self.unmerged_rounds.values(), default=0)
+
+    @property
+    def share(self) -> float | None:
+        """Mean share of the weight of the last rounds that had its delta; None before the first."""
+        return sum(self.shares) / len(self.shares) if self.shares else None
+
+    @property
+    def bits_per_s(self) -> tuple[float, float] | None:
+        """Mean bandwidth of deltas and updates; before the second report that of all steps, None if that is unknown."""
+        if not self._reports:
+            return None
+        (began_s, first), (now_s, last) = self._reports[0], self._reports[-1]
+        if now_s <= began_s:
+            began_s, first = now_s - last.step_count * last.step_time.ToNanoseconds() / 1e9, LearnerReport()
+        if now_s <= began_s:
+            return None
+        moved_bytes = last.sent_bytes - first.sent_bytes, last.received_bytes - first.received_bytes
+        return 8 * moved_bytes[0] / (now_s - began_s), 8 * moved_bytes[1] / (now_s - began_s)
+
+
+@dataclass
+class FragmentView:
+    """A fragment, its newest version, and how that was made, where that is known."""
+
+    element_count: int = 0
+    version: int = 0
+    committed: VersionCommitted | VersionRecord | None = None
+    open_version: int | None = None
+    opened_at_s: float | None = None  # of the round that gathers or merges
+    closed_at_s: float | None = None
+    usual_s: float = 0.0  # moving average of the time between versions
+    versions: list[VersionView] = field(default_factory=list)  # oldest first
+
+
+class RunHistory:
+    """The run as it is after every message so far."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.uid = ""
+        self.status = v1.RUN_STATUS_UNSPECIFIED
+        self.position = 0
+        self.policy = Policy()
+        self.created_at_s = 0.0
+        self.now_s = 0.0  # of the last message
+        self.step_count = 0.0  # the run's progress in inner steps
+        self.token_count = 0.0
+        self.learners: dict[str, LearnerView] = {}
+        self.fragments: dict[str, FragmentView] = {}
+        self.events: deque[EventText] = deque(maxlen=_EVENT_COUNT)
+        self.progress = Series()  # value: versions so far
+        self.metrics: dict[tuple[str, str], Series] = {}  # judges' reports, by judge and metric
+        self.version_count = 0
+        self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
+        self._detailed: deque[VersionView] = deque()
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained parameters."""
+        return sum(fragment.element_count for fragment in self.fragments.values())
+
+    def apply(self, message: WatchStart | Event, now_s: float = 0.0) -> str | None:
+        """Applies a message that arrived at `now_s`, since 1970; returns its event in words, None if none is shown."""
+        if isinstance(message, WatchStart):
+            self.now_s = max(self.now_s, now_s)
+            self._start(message, now_s)
+            return None
+        self.position = max(self.position, message.position)
+        time_s = message.time.ToMilliseconds() / 1000 if message.HasField("time") else now_s
+        self.now_s = max(self.now_s, time_s)
+        text, learner_id = self._apply_event(message, time_s)
+        if text is not None:
+            kind = message.WhichOneof("kind") or ""
+            self.events.append(EventText(message.position, time_s, kind, text, learner_id))
+        return text
+
+    def apply_version(self, record: VersionRecord) -> None:
+        """Applies how a fragment's newest version was made, which the run's state alone does not say."""
+        if record.merged:
+            self._fragment(record.version.fragment).committed = record
+
+    def staleness(self, learner: LearnerView) -> int | None:
+        """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
+        behind = [
+            self.fragments[adopted.fragment].version - adopted.version
+            for adopted in learner.status.report.adopted
+            if adopted.fragment in self.fragments
+        ]
+        return max(0, *behind) if behind else None
+
+    def tokens_per_s(self) -> float | None:
+        """Returns the tokens that the run merged a second over the last minutes; None before two versions."""
+        last = self.progress.last
+        first = self.progress.last_before(self.now_s - _RATE_SPAN_S)
+        if last is None or first is None or self.now_s <= first.time_s or len(self.progress) < 2:
+            return None
+        return (last.token_count - first.token_count) / (self.now_s - first.time_s)
+
+    def versions_per_hour(self) -> float | None:
+        """Returns the versions of all fragments that were made an hour, over the last hour."""
+        last = self.progress.last
+        first = self.progress.last_before(self.now_s - 3600)
+        if last is None or first is None or self.now_s <= first.time_s:
+            return None
+        return 3600 * (last.value - first.value) / (self.now_s - first.time_s)
+
+    def goodput(self) -> float | None:
+        """Returns steps merged / steps taken, of all learners that report; None before the first."""
+        reporting = [view for view in self.learners.values() if view.status.report.step_count]
+        taken = sum(view.status.report.step_count for view in reporting)
+        merged = sum(sum(view.merged_steps.values()) / len(self.fragments) for view in reporting)
+        return min(1.0, merged / taken) if taken and any(view.merged_steps for view in reporting) else None
+
+    def learner_counts(self) -> tuple[int, int, int]:
+        """Returns how many learners are live, expected (they did not leave) and participating."""
+        statuses = [view.status for view in self.learners.values()]
+        return (
+            sum(status.is_live for status in statuses),
+            sum(not status.has_left for status in statuses),
+            sum(status.is_live and status.is_participating for status in statuses),
+        )
+
+    def versions(self) -> Iterator[VersionView]:
+        """Yields the versions of all fragments that the watch has seen, fragment by fragment."""
+        for fragment in self.fragments.values():
+            yield from fragment.versions
+
+    def _start(self, start: WatchStart, now_s: float) -> None:
+        self.name, self.uid, self.status = start.run.name, start.run.uid, start.run.status
+        self.policy = policy_of(start.run.policy, Policy())
+        self.created_at_s = start.run.created_at.ToMilliseconds() / 1000
+        self.position = max(self.position, start.run.position)
+        element_counts = {tensor.name: math.prod(tensor.shape) for tensor in start.run.tensors}
+        for fragment in start.run.fragments:
+            self._fragment(fragment.name).element_count = sum(element_counts[name] for name in fragment.tensors)
+        for version in start.run.versions:
+            view = self._fragment(version.fragment)
+            # Versions only grow, but the replica that answers after a broken stream may lag behind the last one.
+            view.version = max(view.version, version.version)
+        for learner in start.learners:
+            self._update_learner(learner, now_s)
+
+    def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
+        """Applies a learner's status; returns whether it came, left or attached anew."""
+        is_new = status.learner_id not in self.learners
+        view = self.learners.setdefault(status.learner_id, LearnerView(status))
+        before = view.status
+        view.update(status, now_s)
+        is_again = before.HasField("report") and not status.HasField("report")  # a new session has not reported yet
+        return is_new or is_again or before.is_live != status.is_live
+
+    def _learner_text(self, status: LearnerStatus, now_s: float) -> str | None:
+        """Applies a learner's status and returns what is new in it, in words."""
+        if self._update_learner(status, now_s):
+            left = "has finished" if status.has_left else "is lost: its lease ran out"
+            return f"{status.learner_id} {'attached' if status.is_live else left}"
+        view, report = self.learners[status.learner_id], status.report
+        if not status.HasField("report") or report.problem == view.told_problem:
+            return None
+        view.told_problem = report.problem
+        if not report.problem:
+            return f"{status.learner_id} delivers again"
+        return f"{status.learner_id} reports {report.problem}, {report.unsent_step_count} steps unsent"
+
+    def _apply_event(self, event: Event, time_s: float) -> tuple[str | None, str]:
+        """Applies an event; returns it in words, and the learner that it is about."""
+        text: str | None = None
+        learner_id = ""
+        match event.WhichOneof("kind"):
+            case "round_opened":
+                opened = event.round_opened
+                view = self._fragment(opened.fragment)
+                view.open_version = opened.version
+                view.opened_at_s = view.opened_at_s or time_s
+                text = f"{opened.fragment} opened the round for version {opened.version}"
+            case "delta_accepted":
+                text, learner_id = self._accept(event.delta_accepted, time_s), event.delta_accepted.learner_id
+            case "round_closed":
+                closed = event.round_closed
+                self._fragment(closed.fragment).closed_at_s = time_s
+                text = (
+                    f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
+                )
+                text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
+            case "version_committed":
+                text = self._commit(event.version_committed, event.position, time_s)
+            case "fates_decided":
+                fates = event.fates_decided.fates
+                text, learner_id = "; ".join(map(_fate_text, fates)), fates[0].learner_id if fates else ""
+                for fate in fates:
+                    self._accepted_at_s.pop(fate.delta_id, None)
+            case "policy_changed":
+                self.policy = policy_of(event.policy_changed, Policy())
+                text = "the policy changed"
+            case "rolled_back":
+                text = self._roll_back(event.rolled_back, event.position, time_s)
+            case "status_changed":
+                self.status = event.status_changed
+                text = f"the run is {status_word(self.status)}"
+            case "learner":
+                text, learner_id = self._learner_text(event.learner, time_s), event.learner.learner_id
+        return text, learner_id
+
+    def _accept(self, delta: DeltaFate, time_s: float) -> str:
+        self._accepted_at_s[delta.delta_id] = time_s
+        view = self._fragment(delta.fragment)
+        view.opened_at_s = view.opened_at_s or time_s
+        if delta.learner_id in self.learners:
+            self.learners[delta.learner_id].sent_bytes += delta.size_bytes
+        return f"{delta.fragment} accepted a delta of {delta.learner_id}"
+
+    def _commit(self, committed: VersionCommitted, position: int, time_s: float) -> str:
+        name, version = committed.version.fragment, committed.version.version
+        view = self._fragment(name)
+        view.version, view.committed, view.open_version = max(view.version, version), committed, None
+        self._add_version(view, _version_view(committed, position, time_s, view, self._accepted_at_s))
+        if committed.run_token_count:
+            self.step_count, self.token_count = committed.run_step_count, committed.run_token_count
+        self._progress(time_s)
+        merged_learners = {delta.learner_id for delta in committed.merged}
+        for delta in committed.merged:
+            self._accepted_at_s.pop(delta.delta_id, None)
+            if version and delta.learner_id in self.learners:
+                learner = self.learners[delta.learner_id]
+                learner.merged_steps[name] += delta.step_count
+                learner.shares.append(delta.weight_share)
+        for learner_id, learner in self.learners.items():
+            if learner_id in merged_learners or not learner.status.is_live:
+                learner.unmerged_rounds[name] = 0
+            elif version:
+                learner.unmerged_rounds[name] = learner.unmerged_rounds.get(name, 0) + 1
+        shares = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
+        return f"{name} is at version {version} by {shares or 'no delta'}"
+
+    def _add_version(self, fragment: FragmentView, version: VersionView) -> None:
+        if fragment.versions and version.version > 1:
+            span_s = version.committed_at_s - fragment.versions[-1].committed_at_s
+            fragment.usual_s += 0.2 * (span_s - fragment.usual_s) if fragment.usual_s else span_s
+        fragment.versions.append(version)
+        fragment.opened_at_s = fragment.closed_at_s = None
+        self.version_count += 1
+        self._detailed.append(version)
+        if len(self._detailed) > _DETAILED_COUNT:
+            self._detailed.popleft().deltas = ()
+
+    def _progress(self, time_s: float) -> None:
+        self.progress.add(Point(time_s, self.step_count, self.token_count, self.version_count))
+
+    def _roll_back(self, rolled: RolledBack, position: int, time_s: float) -> str:
+        for target, source_version in zip(rolled.versions, rolled.source_versions, strict=True):
+            view = self._fragment(target.fragment)
+            for version in reversed(view.versions):
+                if version.version <= source_version:
+                    break
+                version.is_abandoned = True
+            view.version, view.open_version = target.version, None
+            made = VersionView(target.fragment, target.version, position, time_s, source_version=source_version)
+            self._add_version(view, made)
+        self.step_count, self.token_count = rolled.run_step_count, rolled.run_token_count
+        self._progress(time_s)
+        author = f" by {rolled.author}" if rolled.author else ""
+        count = len(rolled.versions)
+        return f"rolled back {count} fragments to their content at position {rolled.target_position}{author}"
+
+    def _fragment(self, name: str) -> FragmentView:
+        return self.fragments.setdefault(name, FragmentView())
+
+
+def _version_view(
+    committed: VersionCommitted,
+    position: int,
+    time_s: float,
+    fragment: FragmentView,
+    accepted_at_s: Mapping[str, float],
+) -> VersionView:
+    deltas = tuple(
+        DeltaView(
+            learner_id=delta.learner_id,
+            accepted_at_s=accepted_at_s.get(delta.delta_id),
+            weight_share=delta.weight_share,
+            staleness=delta.staleness,
+            step_count=delta.step_count,
+            token_count=delta.token_count,
+            size_bytes=delta.size_bytes,
+        )
+        for delta in committed.merged
+    )
+    return VersionView(
+        fragment=committed.version.fragment,
+        version=committed.version.version,
+        position=position,
+        committed_at_s=time_s,
+        opened_at_s=fragment.opened_at_s,
+        closed_at_s=fragment.closed_at_s,
+        contributors=" ".join(sorted(delta.learner_id for delta in deltas)),
+        delta_count=len(deltas),
+        staleness=max((delta.staleness for delta in deltas), default=0),
+        received_bytes=sum(delta.size_bytes for delta in deltas),
+        update_size_bytes=committed.update_size_bytes,
+        participation=committed.participation,
+        deltas=deltas,
+    )
+
+
+def history_now(client: RunsClient, answer: GetRunResponse) -> RunHistory:
+    """Returns the state of a run, with how its newest versions were made, which the run alone does not say."""
+    history = RunHistory()
+    history.apply(WatchStart(run=answer.run, learners=answer.learners))
+    for fragment in answer.run.fragments:
+        for record in islice(client.list_versions(answer.run.name, fragment.name), 1):
+            history.apply_version(record)
+    return history
+
+
+def status_word(status: int) -> str:
+    """Returns a run's status as a lower-case word, for example "open"."""
+    return enum_word(v1.RunStatus.DESCRIPTOR, status)
+
+
+def learner_state(learner: LearnerStatus) -> str:
+    """Returns "finished", "lost", "live", or "participating" if its deltas were in a recent round."""
+    if not learner.is_live:
+        return "finished" if learner.has_left else "lost"
+    return "participating" if learner.is_participating else "live"
+
+
+def unmerged_text(fates: Iterable[FateCount]) -> str:
+    """Returns how many of a learner's deltas were not merged, and why; empty if all were."""
+    counts = {(fate.fate, fate.reason): fate.delta_count for fate in fates}
+    others = sorted(((count, *cause) for cause, count in counts.items() if cause[0] != v1.FATE_MERGED), reverse=True)
+    if not others:
+        return ""
+    causes = ", ".join(f"{count} {_fate_words(fate, reason)}" for count, fate, reason in others)
+    return f"{sum(count for count, *_ in others)} of {sum(counts.values())} deltas were not merged: {causes}"
+
+
+def _fate_text(fate: DeltaFate) -> str:
+    return f"{fate.fragment}: a delta of {fate.learner_id} is {_fate_words(fate.fate, fate.reason)}"
+
+
+def _fate_words(fate: int, reason: str) -> str:
+    name = enum_word(v1.Fate.DESCRIPTOR, fate)
+    return f"{name} ({reason})" if reason else name

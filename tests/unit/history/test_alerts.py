@@ -1,0 +1,94 @@
+"""What an observer is told to look at, and that Prometheus has the same rules."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from skerry.history.alerts import Severity, alerts, prometheus_rules
+from skerry.history.run_history import RunHistory
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.exchange_pb2 import WatchStart
+
+
+def event(time_s: float, position: int = 5, **kind: object) -> v1.Event:
+    made = v1.Event(position=position, **kind)  # type: ignore[arg-type]  # one of the kinds
+    made.time.FromMilliseconds(round(time_s * 1000))
+    return made
+
+
+def learner(name: str = "us", *, is_live: bool = True, **report: object) -> v1.LearnerStatus:
+    body = v1.LearnerReport(step_count=10, **report)  # type: ignore[arg-type]  # its fields
+    return v1.LearnerStatus(learner_id=name, is_live=is_live, is_participating=True, report=body)
+
+
+def committed(version: int, *names: str) -> v1.VersionCommitted:
+    merged = [v1.DeltaFate(learner_id=name, weight_share=1 / len(names)) for name in names]
+    return v1.VersionCommitted(version=v1.FragmentVersion(fragment="head", version=version), merged=merged)
+
+
+def history(*events: v1.Event) -> RunHistory:
+    made = RunHistory()
+    run = v1.Run(name="demo", status=v1.RUN_STATUS_OPEN, fragments=[v1.Fragment(name="head", tensors=["w"])])
+    run.tensors.add(name="w", shape=[4])
+    made.apply(WatchStart(run=run), 0.0)
+    for each in events:
+        made.apply(each)
+    return made
+
+
+def raised(seen: RunHistory, now_s: float) -> dict[str, str]:
+    return {alert.rule: alert.summary for alert in alerts(seen, now_s)}
+
+
+def test_a_learner_that_reports_raises_nothing() -> None:
+    assert raised(history(event(100, learner=learner(loss=2.0))), 101) == {}
+
+
+def test_silence_is_a_warning_after_a_minute_and_critical_after_five() -> None:
+    seen = history(event(100, learner=learner()))
+    assert raised(seen, 159) == {}
+    (warning,), (critical,) = alerts(seen, 161), alerts(seen, 401)
+    assert (warning.severity, warning.summary) == (Severity.WARNING, "us was last heard of 61 s ago")
+    assert (critical.severity, critical.summary) == (Severity.CRITICAL, "us was last heard of 5 min ago")
+    assert warning.key == critical.key
+
+
+def test_a_learner_that_left_is_not_missed() -> None:
+    left = v1.LearnerStatus(learner_id="us", has_left=True)
+    assert raised(history(event(100, learner=learner()), event(101, learner=left)), 1000) == {}
+
+
+def test_versions_without_a_live_learner_are_counted() -> None:
+    both = [event(100, learner=learner(name)) for name in ("us", "eu")]
+    commits = [event(100 + number, version_committed=committed(number, "us")) for number in (1, 2)]
+    (alert,) = alerts(history(*both, *commits), 103)
+    assert (alert.rule, alert.subject) == ("SkerryMissedRounds", "eu")
+    again = event(103, version_committed=committed(3, "us", "eu"))
+    assert raised(history(*both, *commits, again), 104) == {}
+
+
+def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:
+    commits = [event(100 + 20 * number, version_committed=committed(number, "us")) for number in range(1, 6)]
+    seen = history(event(200, learner=learner()), *commits, event(255, learner=learner()))
+    assert raised(seen, 255) == {}
+    late = raised(seen, 261)
+    assert late == {"SkerryNoVersion": "head has no new version for 61 s; usual are 20 s"}
+
+
+def test_what_learners_report_of_the_store_their_deltas_and_their_loss() -> None:
+    for problem, rule in (
+        ("STORE_FULL", "SkerryStoreFull"),
+        ("STORE_UNAVAILABLE", "SkerryStoreFailing"),
+        ("QUARANTINED", "SkerryQuarantine"),
+    ):
+        assert list(raised(history(event(100, learner=learner(problem=problem))), 101)) == [rule]
+    (alert,) = alerts(history(event(100, learner=learner(loss=math.nan))), 101)
+    assert (alert.rule, alert.action.count("skerry rollback demo")) == ("SkerryLossNotFinite", 1)
+
+
+def test_the_committed_rules_of_prometheus_are_those_of_the_table() -> None:
+    path = Path(__file__).parents[3] / "docker" / "alerts.yml"
+    assert yaml.safe_load(path.read_text()) == prometheus_rules(), f"run `make alerts` to renew {path.name}"

@@ -141,6 +141,15 @@ def _not_finite(history: RunHistory, _: float) -> Iterator[Finding]:
             yield Finding(f"{judge}/{metric}", f"{metric} of the merged model is {last.value}, says {judge}")
 
 
+def _failed_gate(history: RunHistory, _: float) -> Iterator[Finding]:
+    gate = history.policy.gate
+    report = next((report for report in reversed(history.reports) if report.judge == gate.judge), None)
+    if report is not None and report.better_position and gate.metric in report.metrics:
+        value = report.metrics[gate.metric]
+        facts = f"{gate.metric} at position {report.position} is {value:.4g}, worse than at {report.better_position}"
+        yield Finding(gate.metric, f"{gate.judge} reports that {facts}")
+
+
 RULES: Final = (
     Rule(
         "SkerryReplicaDown",
@@ -219,6 +228,14 @@ max by (run, reason) (skerry_deltas_decided_total{fate="quarantined"})
         Severity.CRITICAL,
         "Roll back to a version before it: `skerry log {run}` shows positions, `skerry rollback {run} --to POSITION`.",
         find=_not_finite,
+    ),
+    Rule(
+        "SkerryGate",
+        Severity.CRITICAL,
+        "`skerry log {run}` has the reports, and the roll-back if the gate made one.",
+        find=_failed_gate,
+        expression="max by (run) (increase(skerry_gate_failures_total[30m])) > 0",
+        summary="a judge's metric of run {{ $labels.run }} became worse than the gate allows",
     ),
     Rule(
         "SkerryEventLoopLag",

@@ -19,13 +19,23 @@ from skerry.history.series import Point, Series
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
-from skerry.v1.types_pb2 import DeltaFate, Event, FateCount, LearnerReport, LearnerStatus, RolledBack, VersionCommitted
+from skerry.v1.types_pb2 import (
+    DeltaFate,
+    Event,
+    FateCount,
+    LearnerReport,
+    LearnerStatus,
+    MetricsReport,
+    RolledBack,
+    VersionCommitted,
+)
 from skerry.wire.messages import enum_word
 from skerry.wire.policy import Policy
 
 _EVENT_COUNT: Final = 20_000  # of the newest
 _REPORT_COUNT: Final = 6  # reports over which bandwidth is averaged, 10 s or less, because deltas come in bursts
 _DETAILED_COUNT: Final = 2_000  # newest versions of which each delta is known; ListVersions has those of the others
+_REPORTED_COUNT: Final = 1_000
 _RATE_SPAN_S: Final = 300.0  # of tokens a second
 _SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
 
@@ -110,7 +120,7 @@ class LearnerView:
             now.is_live, now.has_left = False, True
         elif not status.fates:  # likewise
             now.fates.extend(self.status.fates)
-        self._count_time(now_s, is_live=now.is_live)
+        self.count_time(now_s, is_live=now.is_live)
         self.status, self.heard_at_s = now, now_s
         if not now.HasField("report"):
             return
@@ -127,7 +137,8 @@ class LearnerView:
             self._reports.clear()
         self._reports.append((now_s, report))
 
-    def _count_time(self, now_s: float, *, is_live: bool) -> None:
+    def count_time(self, now_s: float, *, is_live: bool) -> None:
+        """Counts the time for which the learner is attached."""
         if self.attached_at_s is None and is_live:
             self.attached_at_s = now_s
         elif self.attached_at_s is not None and not is_live:
@@ -194,7 +205,10 @@ class RunHistory:
         self.events: deque[EventText] = deque(maxlen=_EVENT_COUNT)
         self.progress = Series()  # value: versions so far
         self.metrics: dict[tuple[str, str], Series] = {}  # judges' reports, by judge and metric
+        self.reports: deque[MetricsReport] = deque(maxlen=_REPORTED_COUNT)  # of judges, the newest
         self.version_count = 0
+        self._applied_up_to = 0
+        self._started_at = 0  # position of the newest start: events up to it are the past, told again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
         self._detailed: deque[VersionView] = deque()
 
@@ -203,6 +217,11 @@ class RunHistory:
         """Trained parameters."""
         return sum(fragment.element_count for fragment in self.fragments.values())
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the past is told up to where the run was when the watch began."""
+        return self._applied_up_to >= self._started_at > 0
+
     def apply(self, message: WatchStart | Event, now_s: float = 0.0) -> str | None:
         """Applies a message that arrived at `now_s`, since 1970; returns its event in words, None if none is shown."""
         if isinstance(message, WatchStart):
@@ -210,6 +229,7 @@ class RunHistory:
             self._start(message, now_s)
             return None
         self.position = max(self.position, message.position)
+        self._applied_up_to = max(self._applied_up_to, message.position)
         time_s = message.time.ToMilliseconds() / 1000 if message.HasField("time") else now_s
         self.now_s = max(self.now_s, time_s)
         text, learner_id = self._apply_event(message, time_s)
@@ -274,6 +294,7 @@ class RunHistory:
         self.policy = policy_of(start.run.policy, Policy())
         self.created_at_s = start.run.created_at.ToMilliseconds() / 1000
         self.position = max(self.position, start.run.position)
+        self._started_at = start.run.position
         element_counts = {tensor.name: math.prod(tensor.shape) for tensor in start.run.tensors}
         for fragment in start.run.fragments:
             self._fragment(fragment.name).element_count = sum(element_counts[name] for name in fragment.tensors)
@@ -293,11 +314,19 @@ class RunHistory:
         is_again = before.HasField("report") and not status.HasField("report")  # a new session has not reported yet
         return is_new or is_again or before.is_live != status.is_live
 
-    def _learner_text(self, status: LearnerStatus, now_s: float) -> str | None:
-        """Applies a learner's status and returns what is new in it, in words."""
+    def _learner_text(self, status: LearnerStatus, now_s: float, *, is_past: bool) -> str | None:
+        """Applies a learner's status and returns what is new in it, in words.
+
+        What the log says of the past is not what the learner does now, which the start said.
+        """
+        left = "has finished" if status.has_left else "is lost: its lease ran out"
+        change = f"{status.learner_id} {'attached' if status.is_live else left}"
+        if is_past and not status.HasField("report") and (status.is_live or status.has_left):
+            if (known := self.learners.get(status.learner_id)) is not None:
+                known.count_time(now_s, is_live=status.is_live)
+            return change
         if self._update_learner(status, now_s):
-            left = "has finished" if status.has_left else "is lost: its lease ran out"
-            return f"{status.learner_id} {'attached' if status.is_live else left}"
+            return change
         view, report = self.learners[status.learner_id], status.report
         if not status.HasField("report") or report.problem == view.told_problem:
             return None
@@ -341,8 +370,11 @@ class RunHistory:
             case "status_changed":
                 self.status = event.status_changed
                 text = f"the run is {status_word(self.status)}"
+            case "metrics_reported":
+                text = self._report(event.metrics_reported, time_s)
             case "learner":
-                text, learner_id = self._learner_text(event.learner, time_s), event.learner.learner_id
+                learner_id = event.learner.learner_id
+                text = self._learner_text(event.learner, time_s, is_past=event.position <= self._started_at)
         return text, learner_id
 
     def _accept(self, delta: DeltaFate, time_s: float) -> str:
@@ -405,6 +437,15 @@ class RunHistory:
         author = f" by {rolled.author}" if rolled.author else ""
         count = len(rolled.versions)
         return f"rolled back {count} fragments to their content at position {rolled.target_position}{author}"
+
+    def _report(self, report: MetricsReport, time_s: float) -> str:
+        self.reports.append(report)
+        for metric, value in sorted(report.metrics.items()):
+            point = Point(time_s, report.run_step_count, report.run_token_count, value)
+            self.metrics.setdefault((report.judge, metric), Series()).add(point)
+        text = f"{report.judge} reports of position {report.position}: "
+        text += ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
+        return text + (f"; worse than at {report.better_position} by the gate" if report.better_position else "")
 
     def _fragment(self, name: str) -> FragmentView:
         return self.fragments.setdefault(name, FragmentView())

@@ -89,6 +89,17 @@ def test_what_learners_report_of_the_store_their_deltas_and_their_loss() -> None
     assert (alert.rule, alert.action.count("skerry rollback demo")) == ("SkerryLossNotFinite", 1)
 
 
+def test_a_report_that_fails_the_gate_is_told_until_the_judge_reports_better() -> None:
+    policy = v1.Policy(gate=v1.Gate(judge="eval", metric="held-out", margin=0.1))
+    report = v1.MetricsReport(judge="eval", position=9, better_position=4, metrics={"held-out": 2.5})
+    seen = history(event(100, policy_changed=policy), event(101, metrics_reported=report))
+    (alert,) = alerts(seen, 102)
+    assert alert.summary == "eval reports that held-out at position 9 is 2.5, worse than at 4"
+    seen.apply(event(103, metrics_reported=v1.MetricsReport(judge="eval", position=12, metrics={"held-out": 2.0})))
+    assert alerts(seen, 104) == []
+    assert [point.value for point in seen.metrics["eval", "held-out"]] == [2.5, 2.0]
+
+
 def test_the_committed_rules_of_prometheus_are_those_of_the_table() -> None:
     path = Path(__file__).parents[3] / "docker" / "alerts.yml"
     assert yaml.safe_load(path.read_text()) == prometheus_rules(), f"run `make alerts` to renew {path.name}"

@@ -1,0 +1,327 @@
+"""The console's pages and streams, a client of the syncer as any other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from skerry import RunsClient, SkerryError
+from skerry.cli.console import count_text
+from skerry.history.run_history import DeltaView, VersionView, status_word
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.logs import get_logger
+from skerry.v1.runs_pb2 import VersionRecord
+from skerry.v1.types_pb2 import RUN_STATUS_OPEN
+from skerry.wire.layout import check_name
+from skerry_console.feed import Cursor, RunFeed
+from skerry_console.pictures import items
+from skerry_console.report import bokeh_script, report, script_json
+from skerry_console.view import Settings, events_html, page, runs_page, version_html
+from skerry_console.webhook import Webhook
+
+_LOG: Final = get_logger(__name__)
+_CLOCK: Final = SystemClock()
+_START_S: Final = 20.0
+_ALERT_PAUSE_S: Final = 1.0
+_LIST_PAUSE_S: Final = 30.0
+_HEADERS: Final = (
+    (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+@dataclass
+class Console:
+    """The runs that are looked at, each followed once."""
+
+    connect: Callable[[], RunsClient]
+    settings: Settings
+    webhook_url: str | None = None
+
+    def __post_init__(self) -> None:
+        """Connects; feeds begin when somebody looks."""
+        self.client = self.connect()
+        self._client_lock = asyncio.Lock()
+        self._feeds: dict[str, RunFeed] = {}
+
+    async def call(self, work: Callable[[RunsClient], object]) -> object:
+        """Returns what `work` returns of the client, which one thread uses at a time."""
+        async with self._client_lock:
+            return await asyncio.to_thread(work, self.client)
+
+    async def feed(self, run: str) -> RunFeed:
+        """Returns the feed of a run.
+
+        Raises:
+            HTTPException: there is no such run, or the syncer does not answer.
+        """
+        try:
+            check_name(run, kind="run")
+        except ValueError as error:
+            raise HTTPException(404, str(error)) from error
+        if run not in self._feeds:
+            try:
+                await self.call(lambda client: client.get_run(run))  # a feed would wait for a run that does not exist
+            except SkerryError as error:
+                raise HTTPException(404, str(error)) from error
+            self._feeds.setdefault(run, RunFeed(self.connect, run, self.settings))
+        feed = self._feeds[run]
+        try:
+            await asyncio.to_thread(feed.wait_started, _START_S)
+        except (SkerryError, TimeoutError) as error:
+            del self._feeds[run]
+            feed.close()
+            raise HTTPException(502, str(error)) from error
+        return feed
+
+    async def watch_alerts(self) -> None:
+        """Posts the alerts of every open run for as long as the console runs."""
+        assert self.webhook_url is not None
+        hooks: dict[str, Webhook] = {}
+        listed_at_s = -math.inf
+        while True:
+            if _CLOCK.monotonic_s() - listed_at_s >= _LIST_PAUSE_S:
+                listed_at_s = _CLOCK.monotonic_s()
+                with suppress(SkerryError, HTTPException):
+                    for run in await self.call(RunsClient.list_runs):  # type: ignore[attr-defined]  # a list of runs
+                        if run.status == RUN_STATUS_OPEN:
+                            await self.feed(run.name)
+                            hooks.setdefault(run.name, Webhook(self.webhook_url, run.name))
+            for name, hook in hooks.items():
+                if name in self._feeds:
+                    await asyncio.to_thread(hook.update, self._feeds[name].alerts())
+            await _CLOCK.sleep(_ALERT_PAUSE_S)
+
+    def close(self) -> None:
+        """Closes every connection."""
+        for feed in self._feeds.values():
+            feed.close()
+        self.client.close()
+
+
+class Pages:
+    """What a browser may ask for."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def index(self, _: Request) -> Response:
+        """Lists the runs, or shows the only one."""
+        try:
+            runs = await self._console.call(RunsClient.list_runs)
+        except SkerryError as error:
+            raise HTTPException(502, str(error)) from error
+        assert isinstance(runs, list)
+        if len(runs) == 1:
+            return RedirectResponse(f"/runs/{runs[0].name}")
+        rows = [
+            {
+                "run": run.name,
+                "status": status_word(run.status),
+                "parameters": count_text(sum(math.prod(tensor.shape) for tensor in run.tensors)),
+                "fragments": str(len(run.fragments)),
+            }
+            for run in runs
+        ]
+        return HTMLResponse(runs_page(rows, title="Skerry", assets=None))
+
+    async def run_page(self, request: Request) -> Response:
+        """Shows a run."""
+        feed = await self._console.feed(request.path_params["run"])
+        with feed.history() as history:
+            facts = {
+                "run": feed.run,
+                "fragments": list(history.fragments),
+                "is_report": False,
+                "cursor": str(feed.cursor()),
+            }
+            html = page(
+                history,
+                self._console.settings,
+                _CLOCK.unix_s(),
+                title=f"{feed.run}: Skerry",
+                is_report=False,
+                assets=None,
+                pictures=script_json(items(history)),
+                facts=script_json(facts),
+                versions={},
+            )
+        return HTMLResponse(html)
+
+    async def changes(self, request: Request) -> Response:
+        """Streams what changes on the page of a run."""
+        feed = await self._console.feed(request.path_params["run"])
+        try:
+            cursor = Cursor.parsed(request.headers.get("last-event-id") or request.query_params["after"])
+        except (KeyError, ValueError) as error:
+            raise HTTPException(400, "`after` is not a cursor of a page") from error
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(feed.changes(cursor), media_type="text/event-stream", headers=headers)
+
+    async def log(self, request: Request) -> Response:
+        """Returns a page of a run's events."""
+        feed = await self._console.feed(request.path_params["run"])
+        try:
+            number = max(0, int(request.query_params.get("page", "0")))
+        except ValueError as error:
+            raise HTTPException(400, "`page` is not a number") from error
+        with feed.history() as history:
+            return HTMLResponse(events_html(history, request.query_params.get("words", ""), number))
+
+    async def version(self, request: Request) -> Response:
+        """Returns what is known of a version."""
+        feed = await self._console.feed(request.path_params["run"])
+        fragment, number = request.path_params["fragment"], request.path_params["version"]
+        with feed.history() as history:
+            known = history.fragments.get(fragment)
+            view = next((view for view in known.versions if view.version == number), None) if known else None
+        if known is None or (view is None and number > known.version):
+            return HTMLResponse(f"<p>{feed.run} has no such version.</p>", 404)
+        if view is None or (view.delta_count and not view.deltas):
+            view = await _read_version(self._console, feed.run, fragment, number, view)
+        if view is None:
+            return HTMLResponse("<p>The run has forgotten that version.</p>", 404)
+        with feed.history() as history:
+            return HTMLResponse(version_html(history, view, allows_actions=self._console.settings.allows_actions))
+
+    async def whole_report(self, request: Request) -> Response:
+        """Returns the run as one file."""
+        feed = await self._console.feed(request.path_params["run"])
+        with feed.history() as history:
+            return HTMLResponse(report(history, self._console.settings))
+
+    async def action(self, request: Request) -> Response:
+        """Rolls a run back or closes it."""
+        if not self._console.settings.allows_actions or request.headers.get("x-skerry-console") != "1":
+            raise HTTPException(403, "start the console with --actions on a loopback address")
+        run, name = request.path_params["run"], request.path_params["action"]
+        try:
+            position = int(json.loads(await request.body())["position"])
+            if name == "close":
+                await self._console.call(lambda client: client.close_run(run))
+            elif name == "roll-back":
+                await self._console.call(lambda client: client.roll_back(run, position))
+            else:
+                raise HTTPException(404, "there is no such action")
+        except (ValueError, KeyError, TypeError) as error:
+            raise HTTPException(400, "the request has no position") from error
+        except SkerryError as error:
+            return PlainTextResponse(str(error), 409)
+        return PlainTextResponse("done")
+
+
+def application(console: Console, *, hosts: list[str]) -> Starlette:
+    """Returns the web application; `hosts` are the names by which browsers may call it."""
+    pages = Pages(console)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(console.watch_alerts()) if console.webhook_url else None
+        yield
+        if watching is not None:
+            watching.cancel()
+        console.close()
+
+    async def script(_: Request) -> Response:
+        return FileResponse(bokeh_script(), headers={"Cache-Control": "max-age=86400"})
+
+    routes = [
+        Route("/", pages.index),
+        Route("/runs/{run}", pages.run_page),
+        Route("/runs/{run}/changes", pages.changes),
+        Route("/runs/{run}/log", pages.log),
+        Route("/runs/{run}/report", pages.whole_report),
+        Route("/runs/{run}/versions/{fragment}/{version:int}", pages.version),
+        Route("/runs/{run}/actions/{action}", pages.action, methods=["POST"]),
+        Route("/static/bokeh.min.js", script),
+        Mount("/static", StaticFiles(packages=[("skerry_console", "static")])),
+    ]
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+        Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+        Middleware(_SecurityHeaders),
+    ]
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+
+
+class _SecurityHeaders:
+    """Adds headers that keep other sites' scripts and frames out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+async def _read_version(
+    console: Console, run: str, fragment: str, number: int, seen: VersionView | None
+) -> VersionView | None:
+    """Returns a version as the syncer remembers it, with the times that the watch has seen; None if it is forgotten."""
+
+    def read(client: RunsClient) -> VersionRecord | None:
+        records = client.list_versions(run, fragment, before_version=number + 1)
+        return next(islice(records, 1), None)
+
+    try:
+        record = await console.call(read)
+    except SkerryError as error:
+        raise HTTPException(502, str(error)) from error
+    if not isinstance(record, VersionRecord) or record.version.version != number:
+        return seen
+    deltas = tuple(
+        DeltaView(
+            learner_id=delta.learner_id,
+            accepted_at_s=None,
+            weight_share=delta.weight_share,
+            staleness=delta.staleness,
+            step_count=delta.step_count,
+            token_count=delta.token_count,
+            size_bytes=delta.size_bytes,
+        )
+        for delta in record.merged
+    )
+    if seen is not None:
+        return replace(seen, deltas=deltas)
+    return VersionView(
+        fragment=fragment,
+        version=number,
+        position=record.position,
+        committed_at_s=0.0,
+        delta_count=len(deltas),
+        update_size_bytes=record.update_size_bytes,
+        participation=record.participation,
+        source_version=record.source_version,
+        is_abandoned=record.is_abandoned,
+        deltas=deltas,
+    )

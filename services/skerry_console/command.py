@@ -1,0 +1,160 @@
+"""`skerry console` and `skerry report`: a run in a browser, live or as one file."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import uvicorn
+
+from skerry import RunsClient, Tls
+from skerry.cli.connection import with_run
+from skerry.cli.console import size_text
+from skerry.net.tls import Insecure, is_loopback
+from skerry.net.tls_options import with_target
+from skerry.runtime.addresses import server_address
+from skerry.runtime.files import replacing
+from skerry.runtime.logs import log_to_stderr
+from skerry.runtime.options import ADDRESS, OUTPUT_FILE, Number, Parsed
+from skerry_console.app import Console, application
+from skerry_console.feed import RunFeed
+from skerry_console.report import report
+from skerry_console.view import Settings
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, price = text.partition("=")
+    if not name or not price:
+        raise ValueError("write NAME=PRICE, for example us=98")
+    if not 0 <= (hourly := float(price)) < math.inf:
+        raise ValueError("a price is a number from 0 on")
+    return name, hourly
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("write the URL of an HTTP server, for example https://hooks.example/T0/B0")
+    return text
+
+
+_prices = click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="NAME=PRICE",
+    type=Parsed("price", _price),
+    help="What an hour of a learner, or of each learner of a region, costs; repeated for each.",
+)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  skerry console                                         the runs of a syncer on this machine, on port 8080
+  skerry console --target syncer.example:443 --tls-ca keys/ca.pem --tls-cert keys/me.pem --tls-key keys/me.key
+  skerry console --price us=98 --price eu=71             with costs
+  skerry console --webhook https://hooks.example/T0/B0   and alerts to a chat
+
+The console has no passwords. On an address that others reach, put a proxy before it that knows who may see the runs.
+"""
+)
+@click.option("--listen", type=ADDRESS, default="127.0.0.1:8080", metavar="HOST:PORT", help="Port 0 picks a free port.")
+@click.option("--port-file", type=OUTPUT_FILE, help="Write the port to this file once the console answers.")
+@click.option(
+    "--webhook",
+    "webhook_url",
+    metavar="URL",
+    type=Parsed("url", _url),
+    help="Post alerts there, in the shape that Slack reads.",
+)
+@click.option(
+    "--actions", "allows_actions", is_flag=True, help="Let the page roll back and close runs; on loopback only."
+)
+@_prices
+@with_target
+def console(
+    *,
+    target: str,
+    tls: Tls | Insecure | None,
+    listen: str,
+    port_file: Path | None,
+    webhook_url: str | None,
+    allows_actions: bool,
+    prices: tuple[tuple[str, float], ...],
+) -> None:
+    """Show runs in a browser: losses, learners, versions, rounds, events and alerts, live."""
+    host, port = server_address(listen)
+    if allows_actions and not is_loopback(host):
+        raise click.UsageError("--actions needs a loopback address, because the console asks nobody who they are")
+    log_to_stderr("warning")
+    served = Console(
+        lambda: RunsClient(target, tls=tls),
+        Settings(prices=dict(prices), allows_actions=allows_actions),
+        webhook_url=webhook_url,
+    )
+    hosts = ["localhost", "127.0.0.1", "[::1]"] if is_loopback(host) else ["*"]
+    app = application(served, hosts=hosts)
+    with socket.create_server((host, port)) as listening:
+        bound = listening.getsockname()[1]
+        click.echo(f"console: http://{host}:{bound}")
+        if port_file is not None:
+            with replacing(port_file) as written:
+                written.write(f"{bound}\n".encode())
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+@click.command(
+    "report",
+    epilog="""\b
+Examples:
+  skerry report demo                        what is in the run's log, to demo.html
+  skerry report demo --follow --out a.html  watch until the run is closed, with the losses that learners report
+""",
+)
+@with_run
+@click.option("--out", type=OUTPUT_FILE, help="The file to write.  [default: RUN.html]")
+@click.option("--follow", "follows", is_flag=True, help="Watch until the run is closed, and write the file then.")
+@_prices
+@click.option(
+    "--timeout", "timeout_s", type=Number(0, min_open=True), default=30.0, help="Seconds to wait for an answer."
+)
+@with_target
+def report_command(
+    *,
+    target: str,
+    tls: Tls | Insecure | None,
+    run: str,
+    out: Path | None,
+    follows: bool,
+    prices: tuple[tuple[str, float], ...],
+    timeout_s: float,
+) -> None:
+    """Write what happened in a run as one HTML file that opens without a network.
+
+    Learners' losses and paces are in no log, so a report has them only with --follow, from its start on. What judges
+    report of the merged model is in every report.
+    """
+    log_to_stderr("warning")
+    settings, path = Settings(prices=dict(prices)), out or Path(f"{run}.html")
+    if not follows:
+        with RunsClient(target, tls=tls, timeout_s=timeout_s) as client:
+            client.get_run(run)  # refuses a run that does not exist at once
+    feed = RunFeed(lambda: RunsClient(target, tls=tls), run, settings)
+    try:
+        if follows:
+            feed.wait_closed()
+        else:
+            feed.wait_current(timeout_s)
+        with feed.history() as history:
+            html = report(history, settings).encode()
+            count, position = history.version_count, history.position
+    finally:
+        feed.close()
+    with replacing(path) as written:
+        written.write(html)
+    click.echo(f"{path}: {size_text(len(html))}, {count} versions, up to position {position}")

@@ -1,0 +1,192 @@
+"""Follows one run for everybody who looks at it: its history, its alerts, and what changed since a page was made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from skerry import RunsClient, SkerryError
+from skerry.history.alerts import Alert, alerts
+from skerry.history.following import follow
+from skerry.history.run_history import RunHistory, VersionView
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.logs import get_logger
+from skerry_console.pictures import (
+    adoption_columns,
+    curve_columns,
+    curves,
+    items,
+    round_columns,
+    version_cells,
+)
+from skerry_console.view import Settings, events_html, sections
+
+_LOG: Final = get_logger(__name__)
+_CLOCK: Final = SystemClock()
+_TICK_S: Final = 0.5
+_FOR_EVER_S: Final = 1e9
+_QUIET_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What a page shows already: the run up to a log position and a time, and a number of curves."""
+
+    position: int
+    time_s: float
+    curve_count: int
+
+    def __str__(self) -> str:
+        return f"{self.position}:{self.time_s}:{self.curve_count}"
+
+    @classmethod
+    def parsed(cls, text: str) -> Cursor:
+        """Returns the cursor that `str` gave; raises ValueError."""
+        position, time_s, curve_count = text.split(":")
+        return cls(int(position), float(time_s), int(curve_count))
+
+
+class RunFeed:
+    """One run, followed on a thread of its own from its beginning until `close`."""
+
+    def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings) -> None:
+        self.run = run
+        self.error: str | None = None  # why the run can't be followed now
+        self.failure: SkerryError | None = None  # why it is not followed any more
+        self._heard = 0  # messages
+        self._settings = settings
+        self._history = RunHistory()
+        self._lock = threading.Lock()
+        self._client = connect()
+        self._started = threading.Event()
+        self._sections: tuple[float, dict[str, str]] = (0.0, {})
+        self._thread = threading.Thread(target=self._follow, name=f"follow {run}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops following."""
+        self._client.close()
+
+    def wait_started(self, timeout_s: float) -> None:
+        """Returns when the run's state is there.
+
+        Raises:
+            SkerryError: the syncer refuses the call.
+            TimeoutError: it does not answer.
+        """
+        if not self._started.wait(timeout_s):
+            raise TimeoutError(self.error or "the syncer does not answer")
+        if self.failure is not None and not self._history.name:
+            raise self.failure
+
+    def wait_current(self, timeout_s: float) -> None:
+        """Returns when everything that is in the log is in the history; raises as `wait_started`."""
+        self.wait_started(timeout_s)
+        heard = -1
+        while self._thread.is_alive() and not self._history.is_current and heard != self._heard:
+            heard = self._heard  # a log may end with entries that nobody is told of
+            self._thread.join(_QUIET_S)
+
+    def wait_closed(self) -> None:
+        """Returns when the run is closed.
+
+        Raises:
+            SkerryError: the run can't be followed any more.
+        """
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def history(self) -> Iterator[RunHistory]:
+        """Yields the history, which does not change inside the context."""
+        with self._lock:
+            yield self._history
+
+    def alerts(self) -> list[Alert]:
+        """Returns what is wrong now."""
+        with self.history() as history:
+            return alerts(history, _CLOCK.unix_s())
+
+    def cursor(self) -> Cursor:
+        """Returns the cursor of a page that is made now."""
+        return _cursor(self._history)
+
+    async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
+        """Yields server-sent events of what changed since the cursor, twice a second at most, until the run closes."""
+        shown: dict[str, str] = {}
+        while True:
+            with self.history() as history:
+                fresh = self._fresh_sections(history)
+                change: dict[str, Any] = {
+                    "sections": {name: html for name, html in fresh.items() if shown.get(name) != html}
+                }
+                change |= _picture_changes(history, cursor)
+                moved = _cursor(history)
+                if moved.position != cursor.position:
+                    change["events"] = events_html(history, "", 0)
+            shown, cursor = fresh, moved
+            yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"
+            await asyncio.sleep(_TICK_S)
+
+    def _fresh_sections(self, history: RunHistory) -> dict[str, str]:
+        """Returns the page's sections as of now; everybody who looks shares them for a tick."""
+        made_at_s, made = self._sections
+        now_s = _CLOCK.unix_s()
+        if now_s - made_at_s >= _TICK_S / 2:
+            made = sections(history, self._settings, now_s)
+            self._sections = now_s, made
+        return made
+
+    def _follow(self) -> None:
+        try:
+            for message in follow(self._client, self.run, after_position=1, patience_s=_FOR_EVER_S, tell=self._tell):
+                with self._lock:
+                    self._history.apply(message, _CLOCK.unix_s())
+                    self.error = None
+                    self._heard += 1
+                self._started.set()
+        except SkerryError as error:
+            self.failure = error
+            self._started.set()
+
+    def _tell(self, reason: str) -> None:
+        self.error = reason
+        _LOG.warning("the run can't be followed", run=self.run, cause=reason)
+
+
+def _cursor(history: RunHistory) -> Cursor:
+    return Cursor(history.position, history.now_s, len(curves(history)))
+
+
+def _picture_changes(history: RunHistory, cursor: Cursor) -> dict[str, Any]:
+    """Returns whole pictures if there is a curve more, else what their sources gained since the cursor."""
+    known = curves(history)
+    if len(known) != cursor.curve_count:
+        return {"pictures": items(history)}
+    points = {
+        name: curve_columns(point for point in series if point.time_s > cursor.time_s)
+        for name, series in known.items()
+        if series.last is not None and series.last.time_s > cursor.time_s
+    }
+    if history.position == cursor.position and not points:
+        return {}
+    rows = {name: row for row, name in enumerate(history.fragments)}
+    return {
+        "points": points,
+        "cells": version_cells(_versions_after(history, cursor.position), rows),
+        "columns": {"rounds": round_columns(history), "adoptions": adoption_columns(history)},
+    }
+
+
+def _versions_after(history: RunHistory, position: int) -> Iterator[VersionView]:
+    for fragment in history.fragments.values():
+        for version in reversed(fragment.versions):
+            if version.position <= position:
+                break
+            yield version

@@ -1,0 +1,239 @@
+"""The pictures of a run, as figures of Bokeh and the columns that feed them.
+
+Each source of a figure has a name, by which the page finds it to replace or extend its columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from bokeh.embed import json_item
+from bokeh.models import (
+    ColorBar,
+    ColumnDataSource,
+    DatetimeTickFormatter,
+    FixedTicker,
+    HoverTool,
+    LinearColorMapper,
+    Range1d,
+    Span,
+)
+from bokeh.palettes import Category20, Viridis256
+from bokeh.plotting import figure
+
+from skerry.history.run_history import RunHistory, VersionView
+from skerry.history.series import Point, Series
+
+_INK: Final = "#7d8894"  # legible on white and on black
+_GRID: Final = "#8894a030"
+_MERGED: Final = "#d6336c"
+_PALETTE: Final = Category20[20][::2] + Category20[20][1::2]
+_ROUND_COUNT: Final = 300
+_LOSS_HEIGHT: Final = 340
+COLOURINGS: Final = ("contributors", "staleness", "bytes")
+
+
+def learner_colour(history: RunHistory, learner_id: str) -> str:
+    """Returns the colour that a learner has in every picture."""
+    return str(_PALETTE[sorted(history.learners).index(learner_id) % len(_PALETTE)])
+
+
+def curve_columns(points: Iterable[Point]) -> dict[str, list[float]]:
+    """Returns a curve's columns; time is in milliseconds since 1970, as browsers count it."""
+    kept = [point for point in points if math.isfinite(point.value)]
+    return {
+        "time": [1000 * point.time_s for point in kept],
+        "step": [point.step_count for point in kept],
+        "tokens": [point.token_count for point in kept],
+        "value": [point.value for point in kept],
+    }
+
+
+def curves(history: RunHistory) -> dict[str, Series]:
+    """Returns the curves of the picture of losses by the names of their sources."""
+    losses = {f"loss {name}": view.losses for name, view in sorted(history.learners.items())}
+    judged = {f"metric {judge}/{metric}": series for (judge, metric), series in sorted(history.metrics.items())}
+    return losses | judged
+
+
+def loss_figure(history: RunHistory) -> Any:
+    """Returns the learners' training losses and what judges report of the merged model."""
+    plot = _figure(height=_LOSS_HEIGHT, x_axis_type="datetime", y_axis_label="loss", name="losses")
+    for name, series in curves(history).items():
+        source = ColumnDataSource(curve_columns(series), name=name)
+        kind, _, label = name.partition(" ")
+        is_judged = kind == "metric"
+        line = plot.line(
+            "time",
+            "value",
+            source=source,
+            color=_MERGED if is_judged else learner_colour(history, label),
+            line_width=3 if is_judged else 1.5,
+            legend_label=label,
+            name=f"line {name}",
+        )
+        tips = [("", label), ("value", "@value{0.0000}"), ("step", "@step{0,0}"), ("tokens", "@tokens{0.0a}")]
+        plot.add_tools(HoverTool(renderers=[line], tooltips=tips))
+    if plot.legend:
+        plot.legend.click_policy = "hide"
+        plot.legend.background_fill_alpha = 0.0
+        plot.legend.border_line_alpha = 0.0
+        plot.legend.label_text_color = _INK
+        plot.legend.visible = len(history.learners) <= len(_PALETTE)
+    return plot
+
+
+def version_cells(versions: Iterable[VersionView], rows: Mapping[str, int]) -> list[list[float]]:
+    """Returns [row, version, contributors, staleness, bytes] of each version, for the map of versions."""
+    return [
+        [rows[view.fragment], view.version, view.delta_count, view.staleness, view.update_size_bytes]
+        for view in versions
+        if view.version > 0 and view.fragment in rows
+    ]
+
+
+def version_columns(history: RunHistory) -> dict[str, list[Any]]:
+    """Returns the map of versions: three images of fragments by versions, of which those to come are NaN."""
+    rows = {name: row for row, name in enumerate(history.fragments)}
+    newest = max((fragment.version for fragment in history.fragments.values()), default=0)
+    width = 64 * (1 + (newest * 5 // 4) // 64)  # room for versions to come
+    images = np.full((3, max(1, len(rows)), width), np.nan, np.float32)
+    for row, version, *values in version_cells(history.versions(), rows):
+        images[:, int(row), int(version) - 1] = values
+    return {
+        **{name: [image] for name, image in zip(COLOURINGS, images, strict=True)},
+        "x": [0.5],
+        "y": [-0.5],
+        "dw": [width],
+        "dh": [len(rows)],
+    }
+
+
+def version_figure(history: RunHistory) -> Any:
+    """Returns the map of fragments by versions; a click on a cell selects a version."""
+    names = list(history.fragments)
+    source = ColumnDataSource(version_columns(history), name="versions")
+    newest = max((fragment.version for fragment in history.fragments.values()), default=0)
+    plot = _figure(
+        height=90 + 18 * max(4, len(names)),
+        x_axis_label="version",
+        x_range=Range1d(max(0.5, newest - 200), max(newest + 1.5, 10.5), bounds=None),
+        y_range=Range1d(len(names) - 0.5, -0.5),
+        name="version map",
+    )
+    plot.yaxis.ticker = FixedTicker(ticks=list(range(len(names))))
+    plot.yaxis.major_label_overrides = dict(enumerate(names))
+    shown = np.asarray(source.data[COLOURINGS[0]][0])
+    high = float(np.nanmax(shown)) if np.isfinite(shown).any() else 1.0
+    mapper = LinearColorMapper(
+        palette=list(Viridis256), low=0, high=max(high, 1.0), nan_color="rgba(0,0,0,0)", name="version colours"
+    )
+    plot.image(
+        COLOURINGS[0], "x", "y", "dw", "dh", source=source, color_mapper=mapper, name="version image", level="image"
+    )
+    bar = ColorBar(color_mapper=mapper, width=8, background_fill_alpha=0.0, major_label_text_color=_INK)
+    plot.add_layout(bar, "right")
+    plot.grid.visible = False
+    return plot
+
+
+def round_columns(history: RunHistory) -> dict[str, list[Any]]:
+    """Returns the newest rounds as bars from opened to committed."""
+    newest = sorted(history.versions(), key=lambda view: view.committed_at_s)[-_ROUND_COUNT:]
+    rounds = [view for view in newest if view.opened_at_s is not None and view.closed_at_s is not None]
+    lasts = [view.last_delta for view in rounds]
+    return {
+        "fragment": [view.fragment for view in rounds],
+        "version": [view.version for view in rounds],
+        "opened": [1000 * (view.opened_at_s or 0.0) for view in rounds],
+        "closed": [1000 * (view.closed_at_s or 0.0) for view in rounds],
+        "committed": [1000 * view.committed_at_s for view in rounds],
+        "waited": [view.waited_s for view in rounds],
+        "last": ["-" if last is None else last.learner_id for last in lasts],
+        "contributors": [view.contributors for view in rounds],
+    }
+
+
+def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
+    """Returns when each learner told that it has adopted a version, of the newest."""
+    rows: list[tuple[str, float, str, str, int]] = []
+    for name, view in history.learners.items():
+        newest = list(view.adopted_at_s.items())[-_ROUND_COUNT:]
+        colour = learner_colour(history, name)
+        rows += [(fragment, 1000 * time_s, name, colour, version) for (fragment, version), time_s in newest]
+    columns = zip(*rows, strict=True) if rows else [()] * 5
+    return dict(zip(("fragment", "time", "learner", "colour", "version"), map(list, columns), strict=True))
+
+
+def round_figure(history: RunHistory) -> Any:
+    """Returns the rounds over time: gathering, merging, and when learners adopted the version."""
+    names = list(history.fragments)
+    source = ColumnDataSource(round_columns(history), name="rounds")
+    plot = _figure(
+        height=90 + 24 * max(4, len(names)), x_axis_type="datetime", y_range=names[::-1] or [""], name="round bars"
+    )
+    gathering = plot.hbar(
+        "fragment", left="opened", right="closed", height=0.5, source=source, color="#4dabf7", legend_label="gathering"
+    )
+    merging = plot.hbar(
+        "fragment", left="closed", right="committed", height=0.5, source=source, color="#f59f00", legend_label="merging"
+    )
+    adopted = plot.scatter(
+        "time",
+        "fragment",
+        source=ColumnDataSource(adoption_columns(history), name="adoptions"),
+        color="colour",
+        marker="inverted_triangle",
+        size=7,
+        legend_label="adopted",
+    )
+    tips = [("", "@fragment @version"), ("waited", "@waited{0.0} s"), ("last came", "@last"), ("of", "@contributors")]
+    plot.add_tools(HoverTool(renderers=[gathering, merging], tooltips=tips))
+    plot.add_tools(HoverTool(renderers=[adopted], tooltips=[("", "@learner adopted @fragment @version")]))
+    for event in history.events:
+        if event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out"):
+            plot.add_layout(
+                Span(location=1000 * event.time_s, dimension="height", line_color="#e03131", line_alpha=0.6)
+            )
+    plot.legend.background_fill_alpha = 0.0
+    plot.legend.border_line_alpha = 0.0
+    plot.legend.label_text_color = _INK
+    plot.legend.orientation = "horizontal"
+    plot.add_layout(plot.legend[0], "above")
+    return plot
+
+
+def items(history: RunHistory) -> dict[str, Any]:
+    """Returns each figure as JSON values that BokehJS embeds, by the id of its place in the page."""
+    made = {
+        "losses": loss_figure(history),
+        "version-map": version_figure(history),
+        "rounds": round_figure(history),
+    }
+    return {place: json_item(plot, place) for place, plot in made.items()}
+
+
+def _figure(**options: Any) -> Any:
+    plot = figure(
+        sizing_mode="stretch_width",
+        tools="xpan,xwheel_zoom,box_zoom,reset",
+        toolbar_location="right",
+        background_fill_alpha=0.0,
+        border_fill_alpha=0.0,
+        outline_line_color=None,
+        **options,
+    )
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    plot.grid.grid_line_color = _GRID
+    for axis in plot.axis:
+        axis.axis_line_color = axis.major_tick_line_color = axis.axis_label_text_color = _INK
+        axis.major_label_text_color = _INK
+        axis.minor_tick_line_color = None
+        axis.axis_label_text_font_style = "normal"
+    if options.get("x_axis_type") == "datetime":
+        plot.xaxis.formatter = DatetimeTickFormatter(minutes="%H:%M", hourmin="%H:%M", seconds="%H:%M:%S")
+    return plot

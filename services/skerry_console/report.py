@@ -1,0 +1,65 @@
+"""A run as one HTML file that opens without a network: the console's page, with everything inside."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import bokeh
+
+from skerry.history.run_history import RunHistory
+from skerry_console.pictures import items
+from skerry_console.view import Settings, page, version_html
+
+_DETAILED_COUNT: Final = 500  # newest versions whose dialogue opens
+
+
+class Assets(NamedTuple):
+    """The page's style and scripts."""
+
+    css: str
+    script: str
+    bokeh: str
+
+
+def assets() -> Assets:
+    """Returns the style and the scripts, BokehJS among them."""
+    static = files("skerry_console") / "static"
+    return Assets(
+        css=(static / "console.css").read_text(),
+        script=(static / "console.js").read_text(),
+        bokeh=bokeh_script().read_text().replace("</script", "<\\/script"),
+    )
+
+
+def bokeh_script() -> Path:
+    """Returns where bokeh's package has its script for browsers."""
+    return Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"
+
+
+def report(history: RunHistory, settings: Settings) -> str:
+    """Returns the report as HTML, as of the last thing that happened."""
+    newest = sorted(history.versions(), key=lambda view: -view.position)
+    versions = {
+        f"{view.fragment}/{view.version}": version_html(history, view) for view in islice(newest, _DETAILED_COUNT)
+    }
+    facts = {"run": history.name, "fragments": list(history.fragments), "is_report": True, "cursor": ""}
+    return page(
+        history,
+        settings,
+        history.now_s,
+        title=f"{history.name}: report",
+        is_report=True,
+        assets=assets(),
+        pictures=script_json(items(history)),
+        facts=script_json(facts),
+        versions=versions,
+    )
+
+
+def script_json(values: Any) -> str:
+    """Returns JSON that may stand inside a script element."""
+    return json.dumps(values).replace("<", "\\u003c")

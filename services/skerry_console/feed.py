@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,7 @@ from typing import Any, Final
 from skerry import RunsClient, SkerryError
 from skerry.history.alerts import Alert, alerts
 from skerry.history.following import follow
-from skerry.history.run_history import RunHistory, VersionView
+from skerry.history.run_history import EventText, RunHistory, VersionView
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
 from skerry_console.pictures import (
@@ -120,6 +121,7 @@ class RunFeed:
     async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
         """Yields server-sent events of what changed since the cursor, twice a second at most, until the run closes."""
         shown: dict[str, str] = {}
+        told: EventText | None = None
         while True:
             with self.history() as history:
                 fresh = self._fresh_sections(history)
@@ -128,8 +130,9 @@ class RunFeed:
                 }
                 change |= _picture_changes(history, cursor)
                 moved = _cursor(history)
-                if moved.position != cursor.position:
-                    change["events"] = events_html(history, "", 0)
+                newest = history.events[-1] if history.events else None
+                if newest is not told:
+                    change["events"], told = events_html(history, "", 0), newest
             shown, cursor = fresh, moved
             yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"
             await asyncio.sleep(_TICK_S)
@@ -154,6 +157,8 @@ class RunFeed:
         except SkerryError as error:
             self.failure = error
             self._started.set()
+        except CancelledError:  # `close` was called
+            self._started.set()
 
     def _tell(self, reason: str) -> None:
         self.error = reason
@@ -161,7 +166,7 @@ class RunFeed:
 
 
 def _cursor(history: RunHistory) -> Cursor:
-    return Cursor(history.position, history.now_s, len(curves(history)))
+    return Cursor(history.applied_position, history.now_s, len(curves(history)))
 
 
 def _picture_changes(history: RunHistory, cursor: Cursor) -> dict[str, Any]:
@@ -174,7 +179,7 @@ def _picture_changes(history: RunHistory, cursor: Cursor) -> dict[str, Any]:
         for name, series in known.items()
         if series.last is not None and series.last.time_s > cursor.time_s
     }
-    if history.position == cursor.position and not points:
+    if history.applied_position == cursor.position and not points:
         return {}
     rows = {name: row for row, name in enumerate(history.fragments)}
     return {

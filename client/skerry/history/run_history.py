@@ -207,7 +207,7 @@ class RunHistory:
         self.metrics: dict[tuple[str, str], Series] = {}  # judges' reports, by judge and metric
         self.reports: deque[MetricsReport] = deque(maxlen=_REPORTED_COUNT)  # of judges, the newest
         self.version_count = 0
-        self._applied_up_to = 0
+        self.applied_position = 0
         self._started_at = 0  # position of the newest start: events up to it are the past, told again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
         self._detailed: deque[VersionView] = deque()
@@ -220,7 +220,7 @@ class RunHistory:
     @property
     def is_current(self) -> bool:
         """Whether the past is told up to where the run was when the watch began."""
-        return self._applied_up_to >= self._started_at > 0
+        return self.applied_position >= self._started_at > 0
 
     def apply(self, message: WatchStart | Event, now_s: float = 0.0) -> str | None:
         """Applies a message that arrived at `now_s`, since 1970; returns its event in words, None if none is shown."""
@@ -229,7 +229,7 @@ class RunHistory:
             self._start(message, now_s)
             return None
         self.position = max(self.position, message.position)
-        self._applied_up_to = max(self._applied_up_to, message.position)
+        self.applied_position = max(self.applied_position, message.position)
         time_s = message.time.ToMilliseconds() / 1000 if message.HasField("time") else now_s
         self.now_s = max(self.now_s, time_s)
         text, learner_id = self._apply_event(message, time_s)

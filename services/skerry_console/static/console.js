@@ -109,7 +109,6 @@ function apply(change) {
     for (const shown of [...Bokeh.documents]) shown.clear();
     for (const place of Object.keys(change.pictures)) byId(place).replaceChildren();
     draw(change.pictures);
-    return;
   }
   for (const [name, columns] of Object.entries(change.points ?? {})) model(name)?.stream(columns, 2000);
   for (const [name, columns] of Object.entries(change.columns ?? {})) {

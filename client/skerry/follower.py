@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -19,7 +19,7 @@ from skerry.runtime.clock import SystemClock, ThreadClock
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
 from skerry.v1 import types_pb2 as v1
-from skerry.v1.types_pb2 import Event, Run
+from skerry.v1.types_pb2 import Event, MetricsReport, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, check_name
 
@@ -42,6 +42,7 @@ class Version:
     position: int
     versions: Mapping[str, int]
     _pieces: tuple[tuple[FragmentLayout, NDArray[np.float32]], ...]  # each fragment with its weights, (numel,)
+    _report: Callable[[int, Mapping[str, float]], MetricsReport]
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """Returns the tensors by name, in the order of the run's fragments; they can't be written to."""
@@ -52,6 +53,19 @@ class Version:
         import torch
 
         return {name: torch.from_numpy(values.copy()) for name, values in self.arrays().items()}
+
+    def report(self, **metrics: float) -> MetricsReport:
+        """Returns the report that the follower's `judge` makes of this version, as the run keeps it.
+
+            version.report(held_out_loss=evaluate(version.state_dict()))
+
+        Names are in lower case. A value that is not finite counts as the worst possible. A report needs the certificate
+        of an admin, or of the learner whose id is the judge's name.
+
+        Raises:
+            SkerryError: the report was refused, or calls have failed for the follower's `patience_s`.
+        """
+        return self._report(self.position, metrics)
 
 
 class Follower:
@@ -65,14 +79,15 @@ class Follower:
     caller is never behind. It ends after the last version of a run that is closed. Only updates are downloaded once the
     first version is there.
 
-    A follower reads, so a reader's certificate is enough. It belongs to one thread, holds the weights as float32, and
-    begins a second iteration where the first stopped.
+    A follower reads, so a reader's certificate is enough, unless it reports metrics (`Version.report`). It belongs to
+    one thread, holds the weights as float32, and begins a second iteration where the first stopped.
 
     Args:
         target: the syncer, or several replicas separated by commas; any of them answers.
         run: the run's name. A run that does not exist yet is waited for.
         every: the least number of versions of fragments between two versions of the model. A model of P fragments has P
             of them in about H steps.
+        judge: the name under which it reports metrics.
         tls: as for `Learner`.
         patience_s: how long calls may fail before iterating raises the last error.
         clock: for tests.
@@ -87,6 +102,7 @@ class Follower:
         run: str,
         *,
         every: int = 1,
+        judge: str = "judge",
         tls: Tls | Insecure | None = None,
         patience_s: float = 300.0,
         clock: ThreadClock | None = None,
@@ -96,6 +112,7 @@ class Follower:
             raise ValueError(f"every must be at least 1. every={every}")
         self._name = check_name(run, "run")
         self._every = every
+        self._judge = check_name(judge, "judge")
         self._patience_s = patience_s
         self._clock: ThreadClock = clock or SystemClock()
         self._failure_count = 0  # in a row
@@ -122,6 +139,11 @@ class Follower:
         """
         while (version := self._next()) is not None:
             yield version
+
+    def _report(self, position: int, metrics: Mapping[str, float]) -> MetricsReport:
+        return self.client.report_metrics(
+            self._name, metrics, judge=self._judge, position=position, patience_s=self._patience_s
+        )
 
     def _next(self) -> Version | None:
         """Waits for the next version; None: the run is closed."""
@@ -179,4 +201,4 @@ class Follower:
             self._held[layout.name] = pulled, record.position
         self._count = sum(versions.values())
         pieces = tuple((layout, self._held[layout.name][0].weights) for layout in layouts)
-        return Version(run, max(position for _, position in self._held.values()), versions, pieces)
+        return Version(run, max(position for _, position in self._held.values()), versions, pieces, self._report)

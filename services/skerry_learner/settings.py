@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -173,10 +173,10 @@ class LearnSettings:
         return self.folder / "metrics.jsonl"
 
 
-def with_learn_options(command: F) -> F:
-    """Gives a command every option of `LearnSettings` that has a flag."""
+def with_learn_options(command: F, only: Container[str] | None = None) -> F:
+    """Gives a command every option of `LearnSettings` that has a flag, or only those of some fields."""
     for item in reversed(fields(LearnSettings)):
-        if item.metadata:
+        if item.metadata and (only is None or item.name in only):
             words = {key: value for key, value in item.metadata.items() if key != "flag"}
             default = None if item.default == "" else item.default
             command = click.option(item.metadata["flag"], item.name, default=default, **words)(command)

@@ -26,7 +26,11 @@ RUN = v1.Run(
 def version_of(weights: Mapping[str, NDArray[np.float32]], versions: tuple[int, int]) -> Version:
     """Returns a version with the weights of each fragment."""
     pieces = tuple((layout, weights[layout.name]) for layout in LAYOUTS)
-    return Version(RUN, 10 * sum(versions) + 1, dict(zip(weights, versions, strict=True)), pieces)
+
+    def report(position: int, metrics: Mapping[str, float]) -> v1.MetricsReport:
+        return v1.MetricsReport(position=position, metrics=metrics)
+
+    return Version(RUN, 10 * sum(versions) + 1, dict(zip(weights, versions, strict=True)), pieces, report)
 
 
 def versions_of(count: int, *, scale: float = 0.01) -> list[Version]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
@@ -262,12 +262,15 @@ class RunsClient:
             if progress is not None:
                 progress(response.progress.stored_count, response.progress.fragment_count)
 
-    def report_metrics(self, name: str, metrics: Mapping[str, float], *, judge: str, position: int) -> MetricsReport:
+    def report_metrics(
+        self, name: str, metrics: Mapping[str, float], *, judge: str, position: int, patience_s: float = 30.0
+    ) -> MetricsReport:
         """Returns the report that a judge makes of the versions that the run had at a position of its log.
 
             client.report_metrics("demo", {"held_out_loss": 3.21}, judge="eval", position=run.position)
 
-        A value that is not finite counts as the worst possible. With certificates a learner judges by its own id.
+        A value that is not finite counts as the worst possible. With certificates a learner judges by its own id. A
+        report that fails is repeated for `patience_s` where that may help.
         """
         request = runs_pb2.ReportMetricsRequest(
             request_id=self._entropy.hex_id(),
@@ -277,7 +280,12 @@ class RunsClient:
             metrics=metrics,
             **self._known(name),
         )
-        return self._call(lambda stubs: stubs.runs.ReportMetrics, request).report
+        retry = replace(self._calls.retry, settings=RetrySettings(attempt_count=None), is_worth_it=is_transient)
+
+        def report() -> Awaitable[runs_pb2.ReportMetricsResponse]:
+            return self._calls.ask(lambda stubs: stubs.runs.ReportMetrics, request)
+
+        return self._thread.run(retry.call(report, timeout_s=patience_s)).report
 
     def close_run(self, name: str) -> Run:
         """Returns the run once it is closed and every accepted delta has its final fate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_late_lagging_and_steady_followers_have_the_same_bytes(target: str) -> N
         assert same(caught_up, joined.arrays())
         assert version.position == joined.position == caught_up.position
         assert same(begun, before), "a version stays as it is while its follower goes on"
+
+
+def test_metrics_of_a_version_are_reported_by_the_followers_judge(target: str) -> None:
+    problem = Quadratic()
+    with attached(target, problem), RunsClient(target) as client, Follower(target, "fit", judge="eval") as follower:
+        version = next(iter(follower))
+        report = version.report(held_out_loss=3.25, score=float("nan"))
+        assert (report.position, report.judge, report.metrics["held_out_loss"]) == (version.position, "eval", 3.25)
+        assert math.isnan(report.metrics["score"])
+        assert [each.position for each in client.get_run("fit").reports] == [version.position]
 
 
 def test_weights_that_are_not_the_runs_are_replaced_by_a_snapshot(target: str) -> None:

@@ -76,6 +76,14 @@ def _right_conversations(source: random.Random, run: types.Run, learner: RawLear
         ("Runs/ListRuns", [runs_pb2.ListRunsRequest(page_size=10)]),
         ("Runs/ListVersions", [runs_pb2.ListVersionsRequest(**named, fragment="body", page_size=10)]),
         ("Runs/SetPolicy", [runs_pb2.SetPolicyRequest(**named, request_id=hex_id(source), policy=run.policy)]),
+        (
+            "Runs/ReportMetrics",
+            [
+                runs_pb2.ReportMetricsRequest(
+                    **named, request_id=hex_id(source), position=run.position, judge="eval", metrics={"loss": 3.25}
+                )
+            ],
+        ),
         ("Runs/RollBack", [runs_pb2.RollBackRequest(**named, request_id=hex_id(source), target_position=run.position)]),
         ("Runs/CommitRun", [runs_pb2.CommitRunRequest(**named)]),
         (

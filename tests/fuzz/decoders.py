@@ -28,7 +28,7 @@ from skerry.wire import Codec, Compressor, Encoding, FragmentLayout, TensorSpec,
 from skerry.wire.frames import encode_frames
 from skerry.wire.identity import Identity
 from skerry.wire.messages import layouts_from_messages, layouts_to_messages, policy_from_message, policy_to_message
-from skerry.wire.policy import Policy
+from skerry.wire.policy import Gate, Policy
 from skerry.wire.safetensors import TensorFileReader, header_bytes, tensor_bytes
 from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.leases import Leases
@@ -262,6 +262,7 @@ _POLICIES: Final = (
     Policy(),
     Policy(quorum_count=2, merge_by_fragment={}, pinned_positions=(3, 9), planned_token_count=10**6),
     Policy(delta_encoding=Encoding(Codec.INT8, block=64), delay_step_count=3, kept_hours=0.5, enrols_by_run=True),
+    Policy(gate=Gate("eval", "loss", 0.1, rolls_back=True)),
 )
 
 

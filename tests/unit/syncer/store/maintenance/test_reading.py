@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skerry_syncer.store.log.entries import Decided, Fate, Item, RunStatus, SessionItem, StatusItem
+from skerry_syncer.store.log.entries import Decided, Fate, Item, MetricsItem, RunStatus, SessionItem, StatusItem
 from skerry_syncer.store.log.state import Outcome
 from skerry_syncer.store.maintenance.reading import entry_json, entry_rows
 from tests.support.history import BODY, EMBED, History, accepted, closed, committed, snapshot
@@ -61,6 +61,15 @@ def test_a_row_has_an_items_facts_and_effect() -> None:
     facts = "fragment=body, version=1, attempt=0, members=1, participation=1.0, decided=1, length=24.0"
     assert rows[2] == ("closed", facts, "1 quarantined of m1: too large")
     assert rows[3] == ("committed", "fragment=body, version=1, attempt=0, update=1", "1 merged of m0")
+
+
+def test_a_row_has_what_a_judge_reports() -> None:
+    log = History.opened()
+    item = MetricsItem("a" * 32, 3, "eval", {"loss": 3.25, "score": None})
+    outcomes = log.add(item)
+    ((*_, facts, effect),) = entry_rows(log.entry, outcomes)
+    assert facts == "request_id=aaaaaaaa, position=3, judge=eval, loss=3.25, score=not finite"
+    assert effect == ""
 
 
 def test_a_row_names_who_changed_the_run() -> None:

@@ -92,7 +92,7 @@ class Console:
             self._feeds.setdefault(run, RunFeed(self.connect, run, self.settings))
         feed = self._feeds[run]
         try:
-            await asyncio.to_thread(feed.wait_started, _START_S)
+            await asyncio.to_thread(feed.wait_current, _START_S)
         except (SkerryError, TimeoutError) as error:
             del self._feeds[run]
             feed.close()

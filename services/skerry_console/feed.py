@@ -65,6 +65,7 @@ class RunFeed:
         self._lock = threading.Lock()
         self._client = connect()
         self._started = threading.Event()
+        self._current = threading.Event()
         self._sections: tuple[float, dict[str, str]] = (0.0, {})
         self._thread = threading.Thread(target=self._follow, name=f"follow {run}", daemon=True)
         self._thread.start()
@@ -86,12 +87,18 @@ class RunFeed:
             raise self.failure
 
     def wait_current(self, timeout_s: float) -> None:
-        """Returns when everything that is in the log is in the history; raises as `wait_started`."""
+        """Returns when everything that is in the log is in the history, or after `timeout_s` with what came so far.
+
+        Raises:
+            SkerryError, TimeoutError: as `wait_started`.
+        """
         self.wait_started(timeout_s)
-        heard = -1
-        while self._thread.is_alive() and not self._history.is_current and heard != self._heard:
-            heard = self._heard  # a log may end with entries that nobody is told of
-            self._thread.join(_QUIET_S)
+        heard, waited_s = -1, 0.0
+        while heard != self._heard and waited_s < timeout_s:  # a log may end with entries that nobody is told of
+            heard = self._heard
+            if self._current.wait(_QUIET_S):
+                return
+            waited_s += _QUIET_S
 
     def wait_closed(self) -> None:
         """Returns when the run is closed.
@@ -154,11 +161,14 @@ class RunFeed:
                     self.error = None
                     self._heard += 1
                 self._started.set()
+                if self._history.is_current:
+                    self._current.set()
+        except CancelledError:  # by `close`
+            pass
         except SkerryError as error:
             self.failure = error
-            self._started.set()
-        except CancelledError:  # `close` was called
-            self._started.set()
+        self._started.set()
+        self._current.set()
 
     def _tell(self, reason: str) -> None:
         self.error = reason

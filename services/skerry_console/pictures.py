@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
+from bokeh.core.validation import silence
+from bokeh.core.validation.warnings import MISSING_RENDERERS
 from bokeh.embed import json_item
 from bokeh.models import (
     ColorBar,
@@ -26,6 +28,8 @@ from bokeh.plotting import figure
 
 from skerry.history.run_history import RunHistory, VersionView
 from skerry.history.series import Point, Series
+
+silence(MISSING_RENDERERS)  # a run without learners has no curves yet
 
 _INK: Final = "#7d8894"  # legible on white and on black
 _GRID: Final = "#8894a030"

@@ -10,18 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from skerry.history.alerts import Severity, alerts, prometheus_rules
 from skerry.history.run_history import RunHistory
 from skerry.v1 import types_pb2 as v1
-from skerry.v1.exchange_pb2 import WatchStart
-
-
-def event(time_s: float, position: int = 5, **kind: object) -> v1.Event:
-    made = v1.Event(position=position, **kind)  # type: ignore[arg-type]  # one of the kinds
-    made.time.FromMilliseconds(round(time_s * 1000))
-    return made
-
-
-def learner(name: str = "us", *, is_live: bool = True, **report: object) -> v1.LearnerStatus:
-    body = v1.LearnerReport(step_count=10, **report)  # type: ignore[arg-type]  # its fields
-    return v1.LearnerStatus(learner_id=name, is_live=is_live, is_participating=True, report=body)
+from tests.support.recorded_run import event, learner, started
 
 
 def committed(version: int, *names: str) -> v1.VersionCommitted:
@@ -29,26 +18,16 @@ def committed(version: int, *names: str) -> v1.VersionCommitted:
     return v1.VersionCommitted(version=v1.FragmentVersion(fragment="head", version=version), merged=merged)
 
 
-def history(*events: v1.Event) -> RunHistory:
-    made = RunHistory()
-    run = v1.Run(name="demo", status=v1.RUN_STATUS_OPEN, fragments=[v1.Fragment(name="head", tensors=["w"])])
-    run.tensors.add(name="w", shape=[4])
-    made.apply(WatchStart(run=run), 0.0)
-    for each in events:
-        made.apply(each)
-    return made
-
-
 def raised(seen: RunHistory, now_s: float) -> dict[str, str]:
     return {alert.rule: alert.summary for alert in alerts(seen, now_s)}
 
 
 def test_a_learner_that_reports_raises_nothing() -> None:
-    assert raised(history(event(100, learner=learner(loss=2.0))), 101) == {}
+    assert raised(started(event(100, learner=learner(loss=2.0))), 101) == {}
 
 
 def test_silence_is_a_warning_after_a_minute_and_critical_after_five() -> None:
-    seen = history(event(100, learner=learner()))
+    seen = started(event(100, learner=learner()))
     assert raised(seen, 159) == {}
     (warning,), (critical,) = alerts(seen, 161), alerts(seen, 401)
     assert (warning.severity, warning.summary) == (Severity.WARNING, "us was last heard of 61 s ago")
@@ -58,21 +37,21 @@ def test_silence_is_a_warning_after_a_minute_and_critical_after_five() -> None:
 
 def test_a_learner_that_left_is_not_missed() -> None:
     left = v1.LearnerStatus(learner_id="us", has_left=True)
-    assert raised(history(event(100, learner=learner()), event(101, learner=left)), 1000) == {}
+    assert raised(started(event(100, learner=learner()), event(101, learner=left)), 1000) == {}
 
 
 def test_versions_without_a_live_learner_are_counted() -> None:
     both = [event(100, learner=learner(name)) for name in ("us", "eu")]
     commits = [event(100 + number, version_committed=committed(number, "us")) for number in (1, 2)]
-    (alert,) = alerts(history(*both, *commits), 103)
+    (alert,) = alerts(started(*both, *commits), 103)
     assert (alert.rule, alert.subject) == ("SkerryMissedRounds", "eu")
     again = event(103, version_committed=committed(3, "us", "eu"))
-    assert raised(history(*both, *commits, again), 104) == {}
+    assert raised(started(*both, *commits, again), 104) == {}
 
 
 def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:
     commits = [event(100 + 20 * number, version_committed=committed(number, "us")) for number in range(1, 6)]
-    seen = history(event(200, learner=learner()), *commits, event(255, learner=learner()))
+    seen = started(event(200, learner=learner()), *commits, event(255, learner=learner()))
     assert raised(seen, 255) == {}
     late = raised(seen, 261)
     assert late == {"SkerryNoVersion": "head has no new version for 61 s; usual are 20 s"}
@@ -84,15 +63,15 @@ def test_what_learners_report_of_the_store_their_deltas_and_their_loss() -> None
         ("STORE_UNAVAILABLE", "SkerryStoreFailing"),
         ("QUARANTINED", "SkerryQuarantine"),
     ):
-        assert list(raised(history(event(100, learner=learner(problem=problem))), 101)) == [rule]
-    (alert,) = alerts(history(event(100, learner=learner(loss=math.nan))), 101)
+        assert list(raised(started(event(100, learner=learner(problem=problem))), 101)) == [rule]
+    (alert,) = alerts(started(event(100, learner=learner(loss=math.nan))), 101)
     assert (alert.rule, alert.action.count("skerry rollback demo")) == ("SkerryLossNotFinite", 1)
 
 
 def test_a_report_that_fails_the_gate_is_told_until_the_judge_reports_better() -> None:
     policy = v1.Policy(gate=v1.Gate(judge="eval", metric="held-out", margin=0.1))
     report = v1.MetricsReport(judge="eval", position=9, better_position=4, metrics={"held-out": 2.5})
-    seen = history(event(100, policy_changed=policy), event(101, metrics_reported=report))
+    seen = started(event(100, policy_changed=policy), event(101, metrics_reported=report))
     (alert,) = alerts(seen, 102)
     assert alert.summary == "eval reports that held-out at position 9 is 2.5, worse than at 4"
     seen.apply(event(103, metrics_reported=v1.MetricsReport(judge="eval", position=12, metrics={"held-out": 2.0})))

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from skerry.cli.watch_view import draw, sparkline
 from skerry.history.run_history import RunHistory, learner_state, unmerged_text
+from skerry.history.series import Point, Series
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import VersionRecord
+from tests.support import recorded_run as recorded
 
 
 def report(learner_id: str, *, sent_bytes: int = 0, **figures: Any) -> v1.Event:
@@ -128,6 +130,56 @@ def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -
         "7 expired (staler than the policy allows)"
     )
     assert unmerged_text(fates[:1]) == ""
+
+
+def test_a_version_knows_how_long_its_round_waited_and_for_whom() -> None:
+    us = [recorded.event(90, learner=recorded.learner(name)) for name in ("us", "eu")]
+    history = recorded.started(*us, *recorded.round_events(1, 100.0, "us", "eu"))
+    (version,) = history.versions()
+    assert (version.opened_at_s, version.waited_s, version.committed_at_s) == (100.0, 2.0, 102.5)
+    assert version.last_delta is not None
+    assert (version.last_delta.learner_id, version.contributors) == ("eu", "eu us")
+    assert (version.received_bytes, version.update_size_bytes) == (2000, 1500)
+    assert history.learners["us"].share == 0.5
+
+
+def test_goodput_is_what_was_merged_of_what_was_trained() -> None:
+    trained = recorded.event(90, learner=recorded.learner(step_count=96))
+    history = recorded.started(trained, *recorded.round_events(1, 100.0, "us"), *recorded.round_events(2, 110.0, "us"))
+    assert history.goodput() == 0.5
+    assert recorded.started(trained).goodput() is None, "nothing is known before the first version"
+
+
+def test_rates_are_those_of_the_last_minutes() -> None:
+    history = recorded.started(recorded.event(5, learner=recorded.learner()), *recorded.rounds(60, "us"))
+    assert history.tokens_per_s() == pytest.approx(240.0)
+    assert history.versions_per_hour() == pytest.approx(360.0)
+
+
+def test_a_rollback_abandons_versions_and_names_its_author() -> None:
+    rolled = v1.RolledBack(
+        versions=[v1.FragmentVersion(fragment="head", version=4)], source_versions=[1], target_position=12, author="ops"
+    )
+    history = recorded.started(*recorded.rounds(3, "us"), recorded.event(200, 20, rolled_back=rolled))
+    assert [view.is_abandoned for view in history.versions()] == [False, True, True, False]
+    assert history.events[-1].text == "rolled back 1 fragments to their content at position 12 by ops"
+
+
+def test_the_past_says_what_learners_did_and_not_what_they_do() -> None:
+    history = recorded.started(position=9)
+    history.apply(WatchStart(run=v1.Run(name="demo", position=9), learners=[recorded.learner(is_live=False)]), 50.0)
+    text = history.apply(recorded.event(20, 6, learner=v1.LearnerStatus(learner_id="us", is_live=True)))
+    assert text == "us attached"
+    assert learner_state(history.learners["us"].status) == "lost"
+
+
+def test_a_long_curve_keeps_its_ends_and_its_newest_points() -> None:
+    series = Series()
+    for number in range(10_000):
+        series.add(Point(float(number), number, number, float(number)))
+    times_s = [point.time_s for point in series]
+    assert len(times_s) <= 1000
+    assert (times_s[0], times_s[-500:]) == (0.0, [float(number) for number in range(9500, 10_000)])
 
 
 def shown(state: RunHistory) -> str:

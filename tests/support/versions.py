@@ -12,7 +12,7 @@ from skerry.v1 import types_pb2 as v1
 from skerry.wire.layout import FragmentLayout, TensorSpec
 
 LAYOUTS = (
-    FragmentLayout("embedding", (TensorSpec("embedding.weight", (50, 8)),)),
+    FragmentLayout("embedding", (TensorSpec("embedding.weight", (5000, 8)),)),
     FragmentLayout("body", (TensorSpec("body.weight", (20, 10)), TensorSpec("body.bias", (10,)))),
 )
 RUN = v1.Run(

@@ -60,17 +60,20 @@ def test_a_full_version_is_an_ordinary_checkpoint(dtype: torch.dtype, tmp_path: 
     assert index["weight_map"].keys() == metadata["checksums"].keys()
 
 
-@pytest.mark.parametrize(("scale", "encoding"), [(0.01, "xor"), (0.00001, "overwrite")])
-def test_a_later_version_is_the_smallest_delta_of_what_changed(scale: float, encoding: str, tmp_path: Path) -> None:
-    first, *_, last = versions_of(3, scale=scale)
+def test_a_later_version_is_the_smallest_delta_of_what_changed(tmp_path: Path) -> None:
+    first, second = versions_of(2)
+    weights = {layout.name: flat.copy() for layout, flat in second._pieces}
+    weights["embedding"][[7, 7000, 30000]] += 1
+    third = version_of(weights, (2, 0))
     out = publisher(tmp_path / "out")
-    out.publish(first)
-    published = out.publish(last)
-    assert published.encoding == encoding == min(published.sizes, key=lambda key: published.sizes[key])
-    metadata = read_metadata(published.folder)
-    assert (metadata["base_version"], metadata["delta_encoding"]) == ("000001", encoding)
+    published = [out.publish(version) for version in (first, second, third)]
+    assert [entry.encoding for entry in published] == ["full", "xor", "overwrite"]
+    assert published[2].sizes["overwrite"] < published[2].sizes["xor"] < published[1].sizes["xor"]
+    metadata = read_metadata(published[2].folder)
+    assert (metadata["base_version"], metadata["delta_encoding"]) == ("000002", "overwrite")
     assert metadata["checksums"].keys() == {tensor.name for tensor in RUN.tensors}
-    assert same(pulled(tmp_path / "out", tmp_path / "local"), last)
+    assert load_file(published[2].folder / WEIGHTS).keys() == {"embedding.weight"}
+    assert same(pulled(tmp_path / "out", tmp_path / "local"), third)
 
 
 def test_a_version_without_a_change_is_an_empty_delta(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +70,45 @@ def test_checkpoints_of_late_lagging_and_steady_engines_are_the_runs_weights(tar
         tensors = load_file(tmp_path / name / WEIGHTS)
         assert tensors.keys() == weights.keys()
         assert all(np.array_equal(tensors[key], weights[key]) for key in weights)
+
+
+KILLED_AT_FSYNC = """
+import os, signal, sys
+left, sync = int(sys.argv.pop(1)), os.fsync
+
+def counted(descriptor):
+    global left
+    sync(descriptor)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.fsync = counted
+from skerry.cli.follow import follow
+follow()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_a_follower_that_is_killed_between_writes_is_started_again(count: int, target: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with RunsClient(target) as client:
+        run = client.create_run("fit", {"weight": np.ones((40, 8), np.float32)}, policy=QUICK)
+        command = [sys.executable, "-c", KILLED_AT_FSYNC, str(count), "fit", "--target", target, "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            while process.poll() is None:
+                process.stdout.readline()  # a version is written, or it was killed
+                run = client.roll_back("fit", run.position)
+        assert process.returncode == -signal.SIGKILL
+        arrays = {"weight": np.ones((40, 8), np.float32)}
+        with ArrayLearner(arrays, target=target, run="fit", learner_id="us") as learner:
+            arrays["weight"][:] = 2
+            learner.step(tokens=8)
+        client.close_run("fit")
+        weights = dict(client.pull("fit"))
+    assert failures.run(follow, ["fit", "--target", target, "--out", str(out)]) == 0
+    pull_weights(tmp_path / "local", out, version_numbers(out)[-1])
+    assert np.array_equal(load_file(tmp_path / "local" / WEIGHTS)["weight"], weights["weight"])
+    assert not np.array_equal(weights["weight"], np.ones((40, 8)))
+    assert not list(out.glob(".*"))

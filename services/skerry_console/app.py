@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,7 +33,6 @@ from skerry import RunsClient, SkerryError
 from skerry.cli.console import count_text
 from skerry.history.run_history import DeltaView, VersionView, status_word
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.logs import get_logger
 from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import RUN_STATUS_OPEN
 from skerry.wire.layout import check_name
@@ -43,11 +42,12 @@ from skerry_console.report import bokeh_script, report, script_json
 from skerry_console.view import Settings, events_html, page, runs_page, version_html
 from skerry_console.webhook import Webhook
 
-_LOG: Final = get_logger(__name__)
+R = TypeVar("R")
+
 _CLOCK: Final = SystemClock()
 _START_S: Final = 20.0
 _ALERT_PAUSE_S: Final = 1.0
-_LIST_PAUSE_S: Final = 30.0
+_LIST_PAUSE_S: Final = 10.0
 _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"),
     (b"x-content-type-options", b"nosniff"),
@@ -69,7 +69,7 @@ class Console:
         self._client_lock = asyncio.Lock()
         self._feeds: dict[str, RunFeed] = {}
 
-    async def call(self, work: Callable[[RunsClient], object]) -> object:
+    async def call(self, work: Callable[[RunsClient], R]) -> R:
         """Returns what `work` returns of the client, which one thread uses at a time."""
         async with self._client_lock:
             return await asyncio.to_thread(work, self.client)
@@ -84,6 +84,8 @@ class Console:
             check_name(run, kind="run")
         except ValueError as error:
             raise HTTPException(404, str(error)) from error
+        if run in self._feeds and self._feeds[run].failure is not None:  # deleted, and perhaps made again
+            self._feeds.pop(run).close()
         if run not in self._feeds:
             try:
                 await self.call(lambda client: client.get_run(run))  # a feed would wait for a run that does not exist
@@ -99,23 +101,25 @@ class Console:
             raise HTTPException(502, str(error)) from error
         return feed
 
-    async def watch_alerts(self) -> None:
-        """Posts the alerts of every open run for as long as the console runs."""
-        assert self.webhook_url is not None
+    async def watch(self) -> None:
+        """Follows every open run, and posts its alerts, for as long as the console runs."""
         hooks: dict[str, Webhook] = {}
         listed_at_s = -math.inf
         while True:
             if _CLOCK.monotonic_s() - listed_at_s >= _LIST_PAUSE_S:
                 listed_at_s = _CLOCK.monotonic_s()
                 with suppress(SkerryError, HTTPException):
-                    for run in await self.call(RunsClient.list_runs):  # type: ignore[attr-defined]  # a list of runs
-                        if run.status == RUN_STATUS_OPEN:
-                            await self.feed(run.name)
-                            hooks.setdefault(run.name, Webhook(self.webhook_url, run.name))
-            for name, hook in hooks.items():
-                if name in self._feeds:
-                    await asyncio.to_thread(hook.update, self._feeds[name].alerts())
+                    await self._follow_open_runs()
+            for name, feed in list(self._feeds.items()):
+                if self.webhook_url is not None:
+                    hook = hooks.setdefault(name, Webhook(self.webhook_url, name))
+                    await asyncio.to_thread(hook.update, feed.alerts())
             await _CLOCK.sleep(_ALERT_PAUSE_S)
+
+    async def _follow_open_runs(self) -> None:
+        for run in await self.call(RunsClient.list_runs):
+            if run.status == RUN_STATUS_OPEN:
+                await self.feed(run.name)
 
     def close(self) -> None:
         """Closes every connection."""
@@ -136,7 +140,6 @@ class Pages:
             runs = await self._console.call(RunsClient.list_runs)
         except SkerryError as error:
             raise HTTPException(502, str(error)) from error
-        assert isinstance(runs, list)
         if len(runs) == 1:
             return RedirectResponse(f"/runs/{runs[0].name}")
         rows = [
@@ -241,10 +244,9 @@ def application(console: Console, *, hosts: list[str]) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(console.watch_alerts()) if console.webhook_url else None
+        watching = asyncio.create_task(console.watch())
         yield
-        if watching is not None:
-            watching.cancel()
+        watching.cancel()
         console.close()
 
     async def script(_: Request) -> Response:
@@ -297,7 +299,7 @@ async def _read_version(
         record = await console.call(read)
     except SkerryError as error:
         raise HTTPException(502, str(error)) from error
-    if not isinstance(record, VersionRecord) or record.version.version != number:
+    if record is None or record.version.version != number:
         return seen
     deltas = tuple(
         DeltaView(

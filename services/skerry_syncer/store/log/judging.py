@@ -6,7 +6,8 @@ Of the reports of the gate's judge that have its metric, those of abandoned or f
     l(r) > min over the last N of l(b) + margin        all of them at lower positions than r's
 
 A failed report asks for a roll-back to the position of the best, b. It stays asked for until a roll-back abandons the
-failed report's versions, or the gate is changed; so whichever replica reads the log next can carry it out.
+failed report's versions, the gate is changed, or the weights are gone and another report fails. So whichever replica
+reads the log next can carry it out.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _compare(state: RunState, gate: Gate, report: ReportState, window: list[Repo
         return
     report.better_position = best.item.position
     is_possible = state.status is not RunStatus.CLOSED and has_weights_at(state, report.better_position)
-    if gate.rolls_back and is_possible and state.asked_rollback is None:
+    asked = state.asked_rollback
+    is_asked = asked is not None and has_weights_at(state, asked.target_position)  # else it can't be carried out
+    if gate.rolls_back and is_possible and not is_asked:
         state.asked_rollback = AskedRollback(
             request_id=bytes_digest(f"skerry.gate.v1\0{state.spec.uid}\0{report.item.request_id}".encode())[:32],
             failed_position=report.item.position,

@@ -6,8 +6,8 @@ import pytest
 
 from skerry.wire.policy import Gate, Policy
 from skerry_syncer.store.log.checkpoints import state_from_bytes, state_to_bytes
-from skerry_syncer.store.log.entries import MetricsItem, PolicyItem, RunStatus, StatusItem
-from tests.support.history import BODY, SPEC, History, accepted, committed_round, rolled_back
+from skerry_syncer.store.log.entries import CollectedItem, MetricsItem, PolicyItem, RunStatus, StatusItem
+from tests.support.history import BODY, SPEC, History, accepted, committed_round, rolled_back, snapshot
 
 GATE = Gate("eval", "loss", margin=0.1, rolls_back=True)
 Value = float | None
@@ -120,6 +120,18 @@ def test_a_change_of_the_gate_withdraws_what_it_asked_for(history: History) -> N
     assert target(history)
     history.admit(PolicyItem("off", Policy()))
     assert target(history) is None
+
+
+def test_a_target_whose_weights_are_gone_gives_way_to_that_of_the_next_failed_report(history: History) -> None:
+    gone = report(history, 3.0)
+    trained(history, 1)
+    history.admit(snapshot(1))
+    report(history, 9.0)
+    assert target(history) == gone
+    history.admit(CollectedItem((f"snapshots/{BODY}/0",)))
+    best = report(history, 2.0)
+    report(history, 9.0)
+    assert target(history) == best
 
 
 def test_a_closed_run_takes_reports_and_is_not_rolled_back(history: History) -> None:

@@ -22,6 +22,7 @@ from skerry_console.pictures import (
     curve_columns,
     curves,
     items,
+    mark_columns,
     round_columns,
     version_cells,
 )
@@ -135,9 +136,9 @@ class RunFeed:
                 change: dict[str, Any] = {
                     "sections": {name: html for name, html in fresh.items() if shown.get(name) != html}
                 }
-                change |= _picture_changes(history, cursor)
-                moved = _cursor(history)
                 newest = history.events[-1] if history.events else None
+                change |= _picture_changes(history, cursor, has_events=newest is not told)
+                moved = _cursor(history)
                 if newest is not told:
                     change["events"], told = events_html(history, "", 0), newest
             shown, cursor = fresh, moved
@@ -179,7 +180,7 @@ def _cursor(history: RunHistory) -> Cursor:
     return Cursor(history.applied_position, history.now_s, len(curves(history)))
 
 
-def _picture_changes(history: RunHistory, cursor: Cursor) -> dict[str, Any]:
+def _picture_changes(history: RunHistory, cursor: Cursor, *, has_events: bool) -> dict[str, Any]:
     """Returns whole pictures if there is a curve more, else what their sources gained since the cursor."""
     known = curves(history)
     if len(known) != cursor.curve_count:
@@ -189,13 +190,17 @@ def _picture_changes(history: RunHistory, cursor: Cursor) -> dict[str, Any]:
         for name, series in known.items()
         if series.last is not None and series.last.time_s > cursor.time_s
     }
-    if history.applied_position == cursor.position and not points:
+    if not points and not has_events:
         return {}
     rows = {name: row for row, name in enumerate(history.fragments)}
     return {
         "points": points,
         "cells": version_cells(_versions_after(history, cursor.position), rows),
-        "columns": {"rounds": round_columns(history), "adoptions": adoption_columns(history)},
+        "columns": {
+            "rounds": round_columns(history),
+            "adoptions": adoption_columns(history),
+            "marks": mark_columns(history),
+        },
     }
 
 

@@ -14,6 +14,7 @@ from bokeh.core.validation import silence
 from bokeh.core.validation.warnings import MISSING_RENDERERS
 from bokeh.embed import json_item
 from bokeh.models import (
+    BasicTicker,
     ColorBar,
     ColumnDataSource,
     DatetimeTickFormatter,
@@ -21,7 +22,6 @@ from bokeh.models import (
     HoverTool,
     LinearColorMapper,
     Range1d,
-    Span,
 )
 from bokeh.palettes import Category20, Viridis256
 from bokeh.plotting import figure
@@ -87,6 +87,8 @@ def loss_figure(history: RunHistory) -> Any:
         plot.legend.border_line_alpha = 0.0
         plot.legend.label_text_color = _INK
         plot.legend.visible = len(history.learners) <= len(_PALETTE)
+        plot.legend.orientation = "horizontal"
+        plot.add_layout(plot.legend[0], "above")
     return plot
 
 
@@ -138,7 +140,13 @@ def version_figure(history: RunHistory) -> Any:
     plot.image(
         COLOURINGS[0], "x", "y", "dw", "dh", source=source, color_mapper=mapper, name="version image", level="image"
     )
-    bar = ColorBar(color_mapper=mapper, width=8, background_fill_alpha=0.0, major_label_text_color=_INK)
+    bar = ColorBar(
+        color_mapper=mapper,
+        ticker=BasicTicker(min_interval=1, num_minor_ticks=0),
+        width=8,
+        background_fill_alpha=0.0,
+        major_label_text_color=_INK,
+    )
     plot.add_layout(bar, "right")
     plot.grid.visible = False
     return plot
@@ -146,8 +154,7 @@ def version_figure(history: RunHistory) -> Any:
 
 def round_columns(history: RunHistory) -> dict[str, list[Any]]:
     """Returns the newest rounds as bars from opened to committed."""
-    newest = sorted(history.versions(), key=lambda view: view.committed_at_s)[-_ROUND_COUNT:]
-    rounds = [view for view in newest if view.opened_at_s is not None and view.closed_at_s is not None]
+    rounds = _newest_rounds(history)
     lasts = [view.last_delta for view in rounds]
     return {
         "fragment": [view.fragment for view in rounds],
@@ -162,14 +169,37 @@ def round_columns(history: RunHistory) -> dict[str, list[Any]]:
 
 
 def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
-    """Returns when each learner told that it has adopted a version, of the newest."""
-    rows: list[tuple[str, float, str, str, int]] = []
-    for name, view in history.learners.items():
-        newest = list(view.adopted_at_s.items())[-_ROUND_COUNT:]
-        colour = learner_colour(history, name)
-        rows += [(fragment, 1000 * time_s, name, colour, version) for (fragment, version), time_s in newest]
-    columns = zip(*rows, strict=True) if rows else [()] * 5
-    return dict(zip(("fragment", "time", "learner", "colour", "version"), map(list, columns), strict=True))
+    """Returns when each learner told that it has adopted a version, since the first round that is shown."""
+    began_s = _began_s(history)
+    names = ("fragment", "time", "learner", "colour", "version")
+    rows = [
+        (fragment, 1000 * time_s, name, learner_colour(history, name), version)
+        for name, view in history.learners.items()
+        for (fragment, version), time_s in view.adopted_at_s.items()
+        if time_s >= began_s
+    ]
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+
+def mark_columns(history: RunHistory) -> dict[str, list[Any]]:
+    """Returns lost learners, roll-backs and changes of the run's status since the first round that is shown."""
+    began_s = _began_s(history)
+    marks = [
+        event
+        for event in history.events
+        if event.time_s >= began_s
+        and (event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out"))
+    ]
+    return {"time": [1000 * mark.time_s for mark in marks], "text": [mark.text for mark in marks]}
+
+
+def _newest_rounds(history: RunHistory) -> list[VersionView]:
+    newest = list(history.detailed)[-_ROUND_COUNT:]
+    return [view for view in newest if view.opened_at_s is not None and view.closed_at_s is not None]
+
+
+def _began_s(history: RunHistory) -> float:
+    return min((view.opened_at_s or 0.0 for view in _newest_rounds(history)), default=0.0)
 
 
 def round_figure(history: RunHistory) -> Any:
@@ -197,11 +227,9 @@ def round_figure(history: RunHistory) -> Any:
     tips = [("", "@fragment @version"), ("waited", "@waited{0.0} s"), ("last came", "@last"), ("of", "@contributors")]
     plot.add_tools(HoverTool(renderers=[gathering, merging], tooltips=tips))
     plot.add_tools(HoverTool(renderers=[adopted], tooltips=[("", "@learner adopted @fragment @version")]))
-    for event in history.events:
-        if event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out"):
-            plot.add_layout(
-                Span(location=1000 * event.time_s, dimension="height", line_color="#e03131", line_alpha=0.6)
-            )
+    marks = ColumnDataSource(mark_columns(history), name="marks")
+    marked = plot.vspan("time", source=marks, line_color="#e03131", line_alpha=0.6, line_width=2)
+    plot.add_tools(HoverTool(renderers=[marked], tooltips=[("", "@text")]))
     plot.legend.background_fill_alpha = 0.0
     plot.legend.border_line_alpha = 0.0
     plot.legend.label_text_color = _INK
@@ -239,5 +267,8 @@ def _figure(**options: Any) -> Any:
         axis.minor_tick_line_color = None
         axis.axis_label_text_font_style = "normal"
     if options.get("x_axis_type") == "datetime":
-        plot.xaxis.formatter = DatetimeTickFormatter(minutes="%H:%M", hourmin="%H:%M", seconds="%H:%M:%S")
+        clock, fine = "%H:%M:%S", "%H:%M:%S.%3N"
+        plot.xaxis.formatter = DatetimeTickFormatter(
+            minutes="%H:%M", hourmin="%H:%M", seconds=clock, minsec=clock, milliseconds=fine, microseconds=fine
+        )
     return plot

@@ -207,10 +207,10 @@ class RunHistory:
         self.metrics: dict[tuple[str, str], Series] = {}  # judges' reports, by judge and metric
         self.reports: deque[MetricsReport] = deque(maxlen=_REPORTED_COUNT)  # of judges, the newest
         self.version_count = 0
+        self.detailed: deque[VersionView] = deque()  # newest versions, with their deltas
         self.applied_position = 0
         self._started_at = 0  # position of the newest start: events up to it are the past, told again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
-        self._detailed: deque[VersionView] = deque()
 
     @property
     def parameter_count(self) -> int:
@@ -415,9 +415,9 @@ class RunHistory:
         fragment.versions.append(version)
         fragment.opened_at_s = fragment.closed_at_s = None
         self.version_count += 1
-        self._detailed.append(version)
-        if len(self._detailed) > _DETAILED_COUNT:
-            self._detailed.popleft().deltas = ()
+        self.detailed.append(version)
+        if len(self.detailed) > _DETAILED_COUNT:
+            self.detailed.popleft().deltas = ()
 
     def _progress(self, time_s: float) -> None:
         self.progress.add(Point(time_s, self.step_count, self.token_count, self.version_count))

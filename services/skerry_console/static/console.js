@@ -20,6 +20,7 @@ async function draw(items) {
   setLossAxis();
   setColouring();
   const map = model("version map");
+  for (const legend of model("losses").above) legend.ncols = Math.max(1, Math.floor(innerWidth / 150));
   map.on_event("tap", (event) => showVersion(facts.fragments[Math.round(event.y)], Math.round(event.x)));
 }
 

@@ -146,6 +146,8 @@ def test_a_run_is_shown_live(page: Page, url: str, target: str) -> None:
         expect(page.locator("#event-page")).to_contain_text(f"body is at version 3 by {_SLOW} 100%")
         page.wait_for_function("name => model(name)?.data.value.length === 2", arg=f"loss {_FAST}")
         assert points(page, f"loss {_FAST}") == pytest.approx([4.0 / 1.2, 4.0 / 1.4])
+        page.locator("#loss-axis").select_option("steps")
+        page.wait_for_function("name => model(name).glyph.x.field === 'step'", arg=f"line loss {_FAST}")
 
 
 def test_a_killed_learner_is_seen_as_lost(page: Page, url: str, target: str) -> None:
@@ -159,6 +161,9 @@ def test_a_killed_learner_is_seen_as_lost(page: Page, url: str, target: str) -> 
         expect(card.locator(".state")).to_have_text("lost")
         expect(page.locator("#event-page")).to_contain_text(f"{_SLOW} is lost: its lease ran out")
         expect(page.locator("#kpis")).to_contain_text("1 / 2 / 1")
+        page.wait_for_function(
+            "text => model('marks').data.text.includes(text)", arg=f"{_SLOW} is lost: its lease ran out"
+        )
 
 
 def test_an_alert_is_raised_and_resolved_and_posted_once_each(

@@ -71,12 +71,13 @@ def follow(
 
     With --serve, an inference engine without such a call of its own asks by POST /pull_weights for a version, which is
     put together in local_checkpoint_dir as an ordinary model folder. Whoever reaches the address can have that written:
-    it should be one of this machine.
+    it should be one of this machine. It is served until the command is interrupted, also when the run is closed.
     """
     with ExitStack() as stack:
         if serve is not None:
             server = stack.enter_context(PullServer(server_address(serve)))
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            serving = threading.Thread(target=server.serve_forever, daemon=True)
+            serving.start()
             stack.callback(server.shutdown)
         base: BaseModel | None = None
         for version in stack.enter_context(Follower(target, run, every=every, tls=tls)):
@@ -96,6 +97,8 @@ def follow(
             click.echo(f"{published.folder.name}: position {version.position}, {text}")
         for remark in base.remarks() if base is not None else ():
             click.echo(f"warning: {remark}", err=True)
+        if serve is not None:
+            serving.join()
 
 
 def _base_model(version: Version, paths: tuple[Path, ...]) -> BaseModel:

@@ -85,10 +85,10 @@ def _silent(history: RunHistory, now_s: float) -> Iterator[Finding]:
 
 def _idle(history: RunHistory, _: float) -> Iterator[Finding]:
     for name, view in history.learners.items():
-        missed = view.missed_round_count
+        fragment, missed = history.missed_rounds(view)
         if view.status.is_live and missed >= _MISSED_ROUNDS and _open(history):
             severity = Severity.CRITICAL if missed >= _MANY_MISSED_ROUNDS else Severity.WARNING
-            yield Finding(name, f"the last {missed} versions of a fragment have nothing of {name}", severity)
+            yield Finding(name, f"{fragment} went on for {missed:.0f} rounds of {name} without it", severity)
 
 
 def _not_participating(history: RunHistory, now_s: float) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ RULES: Final = (
     Rule(
         "SkerryMissedRounds",
         Severity.WARNING,
-        "Its own log says what became of its deltas. A learner that is slower than the rounds is merged when it comes.",
+        "Its own log says what became of its deltas. The others go on without it.",
         find=_idle,
     ),
     # A version of each fragment is due every H steps, so three times as long is late, however many fragments there are.

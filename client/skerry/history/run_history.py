@@ -106,7 +106,7 @@ class LearnerView:
     trained_s: float = 0.0  # of earlier attachments
     merged_steps: Counter[str] = field(default_factory=Counter)  # by fragment
     sent_bytes: int = 0  # of its accepted deltas
-    unmerged_rounds: dict[str, int] = field(default_factory=dict)  # by fragment: rounds since one had its delta
+    merged_at_s: dict[str, float] = field(default_factory=dict)  # by fragment: when a version last had its delta
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=_SHARE_COUNT))
     adopted_at_s: dict[tuple[str, int], float] = field(default_factory=dict)  # when it told of a version
     _reports: deque[tuple[float, LearnerReport]] = field(default_factory=lambda: deque(maxlen=_REPORT_COUNT))
@@ -148,11 +148,6 @@ class LearnerView:
     def attached_s(self, now_s: float) -> float:
         """Returns the seconds for which the learner was attached, as far as the watch knows."""
         return self.trained_s + (0.0 if self.attached_at_s is None else max(0.0, now_s - self.attached_at_s))
-
-    @property
-    def missed_round_count(self) -> int:
-        """Rounds in a row, of the fragment that has most of them, without a delta of the learner."""
-        return max(self.unmerged_rounds.values(), default=0)
 
     @property
     def share(self) -> float | None:
@@ -251,6 +246,26 @@ class RunHistory:
             if adopted.fragment in self.fragments
         ]
         return max(0, *behind) if behind else None
+
+    def missed_rounds(self, learner: LearnerView) -> tuple[str, float]:
+        """Returns the fragment that went on longest without a learner, and for how many of the learner's own rounds.
+
+        A round of its own takes it H steps, or as long as the fragment's versions usually take if that is longer.
+        """
+        if learner.attached_at_s is None:
+            return "", 0.0
+        own_s = self.policy.inner_step_count * learner.status.report.step_time.ToMilliseconds() / 1000
+        missed = [
+            (
+                (fragment.versions[-1].committed_at_s - max(learner.merged_at_s.get(name, 0.0), learner.attached_at_s))
+                / length_s,
+                name,
+            )
+            for name, fragment in self.fragments.items()
+            if fragment.versions and (length_s := max(own_s, fragment.usual_s)) > 0
+        ]
+        count, name = max(missed, default=(0.0, ""))
+        return name, count
 
     def tokens_per_s(self) -> float | None:
         """Returns the tokens that the run merged a second over the last minutes; None before two versions."""
@@ -393,18 +408,13 @@ class RunHistory:
         if committed.run_token_count:
             self.step_count, self.token_count = committed.run_step_count, committed.run_token_count
         self._progress(time_s)
-        merged_learners = {delta.learner_id for delta in committed.merged}
         for delta in committed.merged:
             self._accepted_at_s.pop(delta.delta_id, None)
             if version and delta.learner_id in self.learners:
                 learner = self.learners[delta.learner_id]
                 learner.merged_steps[name] += delta.step_count
                 learner.shares.append(delta.weight_share)
-        for learner_id, learner in self.learners.items():
-            if learner_id in merged_learners or not learner.status.is_live:
-                learner.unmerged_rounds[name] = 0
-            elif version:
-                learner.unmerged_rounds[name] = learner.unmerged_rounds.get(name, 0) + 1
+                learner.merged_at_s[name] = time_s
         shares = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
         return f"{name} is at version {version} by {shares or 'no delta'}"
 

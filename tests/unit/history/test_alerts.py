@@ -40,13 +40,23 @@ def test_a_learner_that_left_is_not_missed() -> None:
     assert raised(started(event(100, learner=learner()), event(101, learner=left)), 1000) == {}
 
 
-def test_versions_without_a_live_learner_are_counted() -> None:
-    both = [event(100, learner=learner(name)) for name in ("us", "eu")]
-    commits = [event(100 + number, version_committed=committed(number, "us")) for number in (1, 2)]
-    (alert,) = alerts(started(*both, *commits), 103)
-    assert (alert.rule, alert.subject) == ("SkerryMissedRounds", "eu")
-    again = event(103, version_committed=committed(3, "us", "eu"))
-    assert raised(started(*both, *commits, again), 104) == {}
+def test_a_learner_misses_rounds_of_its_own_length() -> None:
+    fast, slow = learner("fast"), learner("slow")
+    fast.report.step_time.FromMilliseconds(500)  # 12 s for H steps
+    slow.report.step_time.FromMilliseconds(5000)
+    seen = started(event(100, learner=fast), event(100, learner=slow))
+
+    def severities(last_version: int) -> list[tuple[str, Severity]]:
+        first = seen.fragments["head"].version + 1
+        for number in range(first, last_version + 1):
+            seen.apply(event(100 + 12 * number, version_committed=committed(number, "other")))
+        return [(alert.subject, alert.severity) for alert in alerts(seen, 101) if alert.rule == "SkerryMissedRounds"]
+
+    assert severities(1) == []
+    assert severities(2) == [("fast", Severity.WARNING)]
+    assert severities(6) == [("fast", Severity.CRITICAL)]
+    seen.apply(event(175, version_committed=committed(7, "fast")))
+    assert severities(8) == []
 
 
 def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:

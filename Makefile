@@ -68,7 +68,7 @@ bench: $(READY) ## measure the speed for 12 minutes; rows and a picture go to bu
 fuzz: $(READY) ## give every decoder and method wrong input for an hour (MINUTES=60); findings to build/fuzz
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-lock: $(SUPPLY)/.ready ## write the versions and hashes of what the syncer's image is installed from
+lock: $(SUPPLY)/.ready ## write the versions and hashes of what the images of syncer and console are installed from
 	@$(SUPPLY)/bin/python docker/supply_chain.py lock
 
 sbom: $(SUPPLY)/.ready ## list what the wheel and the images hold (CycloneDX), to build/sbom

@@ -1,4 +1,4 @@
-"""Locks what the syncer's image is made of, lists what the images and the wheel hold, and looks up known weaknesses.
+"""Locks what images are made of, lists what the images and the wheel hold, and looks up known weaknesses.
 
     lock     docker/requirements-*.txt, from pyproject.toml and constraints.txt: versions and hashes of every file
     sbom     build/sbom/*.cdx.json (CycloneDX), of the wheel and of each image
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
-_LOCKS: Final = {"syncer": "docker/requirements-syncer.txt", "build": "docker/requirements-build.txt"}
+_LOCKS: Final = {name: f"docker/requirements-{name}.txt" for name in ("syncer", "console", "build")}
 _SBOMS: Final = ROOT / "build/sbom"
 # Prints what is installed in an image, which has no pip.
 _INSTALLED: Final = (
@@ -39,14 +39,15 @@ def _pyproject() -> dict[str, Any]:
 
 
 def lock() -> int:
-    """Writes the files that the image is installed from."""
+    """Writes the files that the images are installed from."""
     with tempfile.TemporaryDirectory() as folder:
         build = Path(folder) / "build.in"
         build.write_text("\n".join(_pyproject()["build-system"]["requires"]), encoding="utf-8")
-        for name, source in (("syncer", ROOT / "pyproject.toml"), ("build", build)):
+        project = ROOT / "pyproject.toml"
+        for name, source in (("syncer", [project]), ("console", ["--extra", "console", project]), ("build", [build])):
             words = ["--quiet", "--universal", "--generate-hashes", "--no-annotate", "--no-header"]
             words += ["--python-version", "3.11", "--constraint", "constraints.txt", "--output-file", _LOCKS[name]]
-            made = _tool("uv", "pip", "compile", *words, source)
+            made = _tool("uv", "pip", "compile", *words, *source)
             if made.returncode:
                 sys.stderr.write(made.stderr)
                 return made.returncode
@@ -61,10 +62,10 @@ def locked(name: str) -> list[str]:
 
 
 def sbom() -> int:
-    """Writes the lists; an image that is not there is said, and the syncer's is then listed as it is locked."""
+    """Writes the lists; of an image that is not here it lists what is locked."""
     _SBOMS.mkdir(parents=True, exist_ok=True)
     made = [_describe("wheel", _pyproject()["project"]["dependencies"])]
-    for image, otherwise in (("syncer", locked("syncer")), ("learner", [])):
+    for image, otherwise in (("syncer", locked("syncer")), ("console", locked("console")), ("learner", [])):
         installed = _in_image(f"skerry-{image}")
         if installed is None:
             what = f"listed as locked in {_LOCKS[image]}" if otherwise else "not listed"

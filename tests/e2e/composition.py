@@ -14,7 +14,7 @@ from tests.e2e.machine import ROOT, CommandError, run
 COMMAND = "docker-compose"
 PROJECT = "skerry-e2e"
 SYNCERS = ("syncer-1", "syncer-2")
-SERVICES = (*SYNCERS, "learner-us", "learner-eu", "learner-asia")
+SERVICES = (*SYNCERS, "learner-us", "learner-eu", "learner-asia", "console")
 LEARNERS = {"learner-us": "us-1", "learner-eu": "eu-1", "learner-asia": "asia-1"}
 
 

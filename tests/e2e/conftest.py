@@ -18,7 +18,7 @@ from tests.e2e.machine import BUILD, CommandError, need_programs, need_root, tai
 __all__ = ["built"]
 
 # Until told to stop; the model and H of compose.yaml itself.
-_SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0"}
+_SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0", "SKERRY_CONSOLE_PORT": "0"}
 
 
 @pytest.fixture(scope="session")

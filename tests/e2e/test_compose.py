@@ -38,6 +38,13 @@ def test_three_regions_train_one_model(services: Composition) -> None:
     wait_until(lambda: services.participants() == everybody, what="deltas of all three merged", timeout_s=120)
 
 
+def test_the_console_shows_the_run_and_its_learners(services: Composition) -> None:
+    wait_until(lambda: services.health("console") == "healthy", what="the console is healthy", timeout_s=60)
+    asking = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8080/runs/demo').read().decode())"
+    page = services.execute("console", "python3", "-c", asking)
+    assert all(name in page for name in LEARNERS.values())
+
+
 def test_nobody_is_served_without_a_certificate_of_the_authority(services: Composition) -> None:
     assert services.state("keys")["ExitCode"] == 0
     without = ("--unset=SKERRY_TLS_CERT", "--unset=SKERRY_TLS_KEY")

@@ -84,7 +84,7 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
             if live is None:
                 click.echo(notice, err=True)
             else:
-                live.update(draw(state, notice=notice))
+                live.update(draw(state, notice=notice, now_s=time.time()))
 
         for message in follow(client, run, after_position=after_position, patience_s=patience_s, tell=tell):
             text = state.apply(message, time.time())
@@ -92,7 +92,7 @@ def watch(client: RunsClient, *, run: str, once: bool, after_position: int, pati
                 key = "event" if isinstance(message, Event) else "start"
                 click.echo(json_line({key: to_values(message)}))
             elif live is not None:
-                live.update(draw(state))
+                live.update(draw(state, now_s=time.time()))
             elif isinstance(message, Event) and text:
                 click.echo(f"{message.position} {message.WhichOneof('kind')}: {text}")
     if state.status == v1.RUN_STATUS_CLOSED and not is_json:

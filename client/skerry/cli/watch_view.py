@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skerry.cli.console import count_text, rate_text, size_text, table
+from skerry.history.alerts import Severity, alerts
 from skerry.history.run_history import (
     FragmentView,
     LearnerView,
@@ -22,13 +23,24 @@ from skerry.history.run_history import (
 _BARS = "▁▂▃▄▅▆▇█"
 _EVENT_COUNT: Final = 10
 _LOSS_COUNT: Final = 24  # the width of a sparkline
+_ALERT_STYLES: Final = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
 _STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
 
 
-def draw(state: RunHistory, *, notice: str = "") -> RenderableType:
-    """Returns the whole view; `notice` says what is wrong with the connection, if anything."""
+def draw(state: RunHistory, *, notice: str = "", now_s: float | None = None) -> RenderableType:
+    """Returns the whole view; `notice` says what is wrong with the connection, if anything.
+
+    With the time `now_s`, since 1970, it begins with what is wrong with the run.
+    """
     fragments = table([_fragment(name, view) for name, view in state.fragments.items()])
-    parts: list[RenderableType] = [_headline(state, notice), "", _learners(state), "", fragments]
+    wrong = [] if now_s is None else alerts(state, now_s)
+    judged = [
+        Text(f"{metric} {series.last.value:.4f} of the merged model, by {judge}", style="magenta")
+        for (judge, metric), series in sorted(state.metrics.items())
+        if series.last is not None
+    ]
+    warnings = [Text(alert.summary, style=_ALERT_STYLES[alert.severity]) for alert in wrong]
+    parts: list[RenderableType] = [_headline(state, notice), *warnings, *judged, "", _learners(state), "", fragments]
     if state.events:
         newest = list(islice(reversed(state.events), _EVENT_COUNT))[::-1]
         parts += ["", table([{"position": str(event.position), "event": event.text} for event in newest])]

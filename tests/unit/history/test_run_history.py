@@ -182,9 +182,9 @@ def test_a_long_curve_keeps_its_ends_and_its_newest_points() -> None:
     assert (times_s[0], times_s[-500:]) == (0.0, [float(number) for number in range(9500, 10_000)])
 
 
-def shown(state: RunHistory) -> str:
+def shown(state: RunHistory, now_s: float | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(draw(state))
+    screen.print(draw(state, now_s=now_s))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -199,6 +199,16 @@ def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> No
     assert lines["demo"] == ["open", "position", "4", "2", "live,", "1", "participating"]
     assert (lines["eu"][1], lines["us"][1]) == ("live", "participating")
     assert lines["head"] == ["1.5k", "3", "1", "1", "75%", "1.5", "kB"]
+
+
+def test_a_view_begins_with_what_is_wrong_and_what_judges_report() -> None:
+    report = v1.MetricsReport(judge="eval", position=5, metrics={"held-out": 1.25})
+    state = recorded.started(
+        recorded.event(100, learner=recorded.learner()), recorded.event(101, metrics_reported=report)
+    )
+    _, alert, judged, *_ = shown(state, 200.0).splitlines()
+    assert alert == "us was last heard of 100 s ago"
+    assert judged == "held-out 1.2500 of the merged model, by eval"
 
 
 def test_a_sparkline_spans_its_own_range() -> None:

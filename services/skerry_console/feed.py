@@ -31,6 +31,7 @@ from skerry_console.view import Settings, events_html, sections
 _LOG: Final = get_logger(__name__)
 _CLOCK: Final = SystemClock()
 _TICK_S: Final = 0.5
+_TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
 _QUIET_S: Final = 1.0
 
@@ -127,22 +128,26 @@ class RunFeed:
         return _cursor(self._history)
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
-        """Yields server-sent events of what changed since the cursor, twice a second at most, until the run closes."""
+        """Yields server-sent events of what changed since the cursor, twice a second at most, without end."""
         shown: dict[str, str] = {}
         told: EventText | None = None
+        quiet_ticks = 0
         while True:
             with self.history() as history:
                 fresh = self._fresh_sections(history)
-                change: dict[str, Any] = {
-                    "sections": {name: html for name, html in fresh.items() if shown.get(name) != html}
-                }
+                changed = {name: html for name, html in fresh.items() if shown.get(name) != html}
+                change: dict[str, Any] = {"sections": changed} if changed else {}
                 newest = history.events[-1] if history.events else None
                 change |= _picture_changes(history, cursor, has_events=newest is not told)
                 moved = _cursor(history)
                 if newest is not told:
                     change["events"], told = events_html(history, "", 0), newest
             shown, cursor = fresh, moved
-            yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"
+            quiet_ticks = 0 if change else quiet_ticks + 1
+            if change:
+                yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"
+            elif quiet_ticks % _TICKS_A_SIGN == 0:
+                yield ": nothing new\n\n"  # so that proxies keep the stream, and a page that is gone is noticed
             await asyncio.sleep(_TICK_S)
 
     def _fresh_sections(self, history: RunHistory) -> dict[str, str]:
@@ -150,7 +155,7 @@ class RunFeed:
         made_at_s, made = self._sections
         now_s = _CLOCK.unix_s()
         if now_s - made_at_s >= _TICK_S / 2:
-            made = sections(history, self._settings, now_s)
+            made = sections(history, self._settings, now_s, problem=self.error or "")
             self._sections = now_s, made
         return made
 

@@ -57,12 +57,17 @@ def runs_page(rows: list[dict[str, str]], **values: Any) -> str:
     return _TEMPLATES.get_template("runs.html").render(rows=rows, **values)
 
 
-def sections(history: RunHistory, settings: Settings, now_s: float) -> dict[str, str]:
-    """Returns the parts of the page that change while it is looked at, as HTML by the id of their element."""
+def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: str = "") -> dict[str, str]:
+    """Returns the parts of the page that change while it is looked at, as HTML by the id of their element.
+
+    `problem` says why the syncer can't be asked now, if that is so.
+    """
     raised = alerts(history, now_s)
     troubled = {alert.subject for alert in raised}
     parts = {
-        "headline": _render("headline", status=status_word(history.status), history=history, now=_clock(now_s)),
+        "headline": _render(
+            "headline", status=status_word(history.status), history=history, now=_clock(history.now_s), problem=problem
+        ),
         "alerts": _render("alerts", alerts=raised),
         "kpis": _render("kpis", kpis=_kpis(history, settings, now_s)),
     }

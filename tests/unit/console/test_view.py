@@ -33,6 +33,13 @@ def test_bytes_are_compared_with_data_parallel_training_and_cost_is_that_of_atta
     assert kpis(shown)["cost"] == "2.00"
 
 
+def test_a_syncer_that_does_not_answer_is_told_beside_the_time_of_what_is_shown() -> None:
+    history = started(event(100.0, learner=learner()))
+    headline = sections(history, PLAIN, 160.0, problem="reconnecting: the syncer ended the stream")["headline"]
+    assert "as of 1970-01-01 00:01:40 UTC" in headline
+    assert "the syncer ended the stream" in headline
+
+
 def test_a_slow_learner_is_told_with_what_it_costs_the_others() -> None:
     fast, slow = learner("fast"), learner("slow")
     fast.report.step_time.FromMilliseconds(100)

@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from skerry import RunsClient, SkerryError
+from skerry import RunNotFoundError, RunsClient, SkerryError
 from skerry.cli.console import count_text
 from skerry.history.run_history import DeltaView, VersionView, status_word
 from skerry.runtime.clock import SystemClock
@@ -39,7 +39,7 @@ from skerry.wire.layout import check_name
 from skerry_console.feed import Cursor, RunFeed
 from skerry_console.pictures import items
 from skerry_console.report import bokeh_script, report, script_json
-from skerry_console.view import Settings, events_html, page, runs_page, version_html
+from skerry_console.view import Settings, error_page, events_html, page, runs_page, version_html
 from skerry_console.webhook import Webhook
 
 R = TypeVar("R")
@@ -89,8 +89,10 @@ class Console:
         if run not in self._feeds:
             try:
                 await self.call(lambda client: client.get_run(run))  # a feed would wait for a run that does not exist
-            except SkerryError as error:
+            except RunNotFoundError as error:
                 raise HTTPException(404, str(error)) from error
+            except SkerryError as error:
+                raise HTTPException(502, str(error)) from error
             self._feeds.setdefault(run, RunFeed(self.connect, run, self.settings))
         feed = self._feeds[run]
         try:
@@ -238,6 +240,11 @@ class Pages:
         return PlainTextResponse("done")
 
 
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return HTMLResponse(error_page(error.detail, may_pass=error.status_code == 502), error.status_code)
+
+
 def application(console: Console, *, hosts: list[str]) -> Starlette:
     """Returns the web application; `hosts` are the names by which browsers may call it."""
     pages = Pages(console)
@@ -268,7 +275,8 @@ def application(console: Console, *, hosts: list[str]) -> Starlette:
         Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
         Middleware(_SecurityHeaders),
     ]
-    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    handlers = {HTTPException: _refused}
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
 
 
 class _SecurityHeaders:

@@ -57,6 +57,11 @@ def runs_page(rows: list[dict[str, str]], **values: Any) -> str:
     return _TEMPLATES.get_template("runs.html").render(rows=rows, **values)
 
 
+def error_page(reason: str, *, may_pass: bool) -> str:
+    """Returns a page that says why there is no other; if that may pass, it tries again by itself."""
+    return _TEMPLATES.get_template("error.html").render(reason=reason, may_pass=may_pass, title="Skerry", assets=None)
+
+
 def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: str = "") -> dict[str, str]:
     """Returns the parts of the page that change while it is looked at, as HTML by the id of their element.
 

@@ -1,0 +1,46 @@
+"""What a browser is answered where there is no page: the reason, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from skerry import RunsClient
+from skerry_console.app import Console, application
+from skerry_console.view import Settings
+from tests.support.syncer_thread import syncer
+
+
+@pytest.fixture
+def browser() -> Iterator[TestClient]:
+    with syncer() as target:
+        console = Console(lambda: RunsClient(target, timeout_s=5.0), Settings(prices={}))
+        with TestClient(application(console, hosts=["testserver"])) as client:
+            yield client
+
+
+def test_a_syncer_without_runs_has_a_page_that_says_how_to_begin(browser: TestClient) -> None:
+    answer = browser.get("/")
+    assert (answer.status_code, "skerry learn demo" in answer.text) == (200, True)
+
+
+def test_a_run_that_does_not_exist_is_not_found(browser: TestClient) -> None:
+    answer = browser.get("/runs/nothing")
+    assert (answer.status_code, "no such run" in answer.text) == (404, True)
+    assert browser.get("/runs/A%20B").status_code == 404
+
+
+def test_a_syncer_that_does_not_answer_is_tried_again_by_the_page() -> None:
+    console = Console(lambda: RunsClient("127.0.0.1:1", timeout_s=5.0), Settings(prices={}))
+    with TestClient(application(console, hosts=["testserver"])) as client:
+        for path in ("/", "/runs/demo"):
+            answer = client.get(path)
+            assert answer.status_code == 502
+            assert 'http-equiv="refresh"' in answer.text
+
+
+def test_another_sites_name_and_an_action_without_leave_are_refused(browser: TestClient) -> None:
+    assert browser.get("/", headers={"Host": "other.example"}).status_code == 400
+    assert browser.post("/runs/demo/actions/close", json={"position": 1}).status_code == 403

@@ -118,10 +118,16 @@ Examples:
 )
 @with_run
 @click.option("--out", type=OUTPUT_FILE, help="The file to write.  [default: RUN.html]")
-@click.option("--follow", "follows", is_flag=True, help="Watch until the run is closed, and write the file then.")
+@click.option(
+    "--follow", "follows", is_flag=True, help="Watch until the run is closed and judged, and write the file then."
+)
 @_prices
 @click.option(
-    "--timeout", "timeout_s", type=Number(0, min_open=True), default=30.0, help="Seconds to wait for an answer."
+    "--timeout",
+    "timeout_s",
+    type=Number(0, min_open=True),
+    default=30.0,
+    help="Seconds to wait for an answer, and for what judges report of the last version.",
 )
 @with_target
 def report_command(
@@ -147,7 +153,7 @@ def report_command(
     feed = RunFeed(lambda: RunsClient(target, tls=tls), run, settings)
     try:
         if follows:
-            feed.wait_closed()
+            feed.wait_closed(timeout_s)
         else:
             feed.wait_current(timeout_s)
         with feed.history() as history:

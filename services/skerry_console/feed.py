@@ -17,6 +17,7 @@ from skerry.history.following import follow
 from skerry.history.run_history import EventText, RunHistory, VersionView
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.logs import get_logger
+from skerry.v1.types_pb2 import RUN_STATUS_CLOSED
 from skerry_console.pictures import (
     adoption_columns,
     curve_columns,
@@ -68,6 +69,7 @@ class RunFeed:
         self._client = connect()
         self._started = threading.Event()
         self._current = threading.Event()
+        self._closed = threading.Event()
         self._sections: tuple[float, dict[str, str]] = (0.0, {})
         self._thread = threading.Thread(target=self._follow, name=f"follow {run}", daemon=True)
         self._thread.start()
@@ -102,13 +104,19 @@ class RunFeed:
                 return
             waited_s += _QUIET_S
 
-    def wait_closed(self) -> None:
-        """Returns when the run is closed.
+    def wait_closed(self, patience_s: float) -> None:
+        """Returns when the run is closed and its judges have reported of the last version, for `patience_s` at most.
 
         Raises:
             SkerryError: the run can't be followed any more.
         """
-        self._thread.join()
+        self._closed.wait()
+        ends_at_s = _CLOCK.monotonic_s() + patience_s
+        while self._thread.is_alive() and _CLOCK.monotonic_s() < ends_at_s:
+            with self.history() as history:
+                if history.is_judged:
+                    break
+            self._thread.join(_TICK_S)
         if self.failure is not None:
             raise self.failure
 
@@ -161,7 +169,14 @@ class RunFeed:
 
     def _follow(self) -> None:
         try:
-            for message in follow(self._client, self.run, after_position=1, patience_s=_FOR_EVER_S, tell=self._tell):
+            for message in follow(
+                self._client,
+                self.run,
+                after_position=1,
+                patience_s=_FOR_EVER_S,
+                until_closed=False,
+                tell=self._tell,
+            ):
                 with self._lock:
                     self._history.apply(message, _CLOCK.unix_s())
                     self.error = None
@@ -169,12 +184,14 @@ class RunFeed:
                 self._started.set()
                 if self._history.is_current:
                     self._current.set()
+                    if self._history.status == RUN_STATUS_CLOSED:
+                        self._closed.set()
         except CancelledError:  # by `close`
             pass
         except SkerryError as error:
             self.failure = error
-        self._started.set()
-        self._current.set()
+        for event in (self._started, self._current, self._closed):
+            event.set()
 
     def _tell(self, reason: str) -> None:
         self.error = reason

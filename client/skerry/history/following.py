@@ -23,10 +23,13 @@ def follow(
     *,
     after_position: int = 0,
     patience_s: float = 300.0,
+    until_closed: bool = True,
     clock: ThreadClock | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[WatchStart | Event]:
-    """Yields every message until the run is closed; after a broken stream it continues at the last position seen.
+    """Yields every message; after a broken stream it continues at the last position seen.
+
+    It ends when the run is closed, or else goes on, because judges report of a run's last version after that.
 
     `tell` hears why a stream broke, once for each new reason.
 
@@ -47,7 +50,7 @@ def follow(
                 else:  # a closed run that was asked for its past has yet to tell it
                     is_closed = message.run.status == v1.RUN_STATUS_CLOSED
                     is_over = is_closed and not 0 < after_position < message.run.position
-                if is_over:
+                if is_over and until_closed:
                     return
             raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
         except SkerryError as error:

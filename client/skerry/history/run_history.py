@@ -217,6 +217,14 @@ class RunHistory:
         """Whether the past is told up to where the run was when the watch began."""
         return self.applied_position >= self._started_at > 0
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether every judge that has reported has done so of the newest version."""
+        newest = max((view.versions[-1].position for view in self.fragments.values() if view.versions), default=0)
+        return all(
+            position >= newest for position in {report.judge: report.position for report in self.reports}.values()
+        )
+
     def apply(self, message: WatchStart | Event, now_s: float = 0.0) -> str | None:
         """Applies a message that arrived at `now_s`, since 1970; returns its event in words, None if none is shown."""
         if isinstance(message, WatchStart):

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from skerry import RunsClient
+from skerry.cli import failures
+from skerry.cli.main import cli
 from tests.support.console_thread import ScriptedRun, console
 from tests.support.syncer_thread import syncer
 
@@ -238,6 +241,19 @@ def test_the_page_is_legible_and_as_wide_as_the_screen(
     assert page.evaluate(_PALE) == []
     is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
     assert is_dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("words", [[], ["--follow"]])
+def test_a_report_has_what_judges_report_after_the_run_is_closed(target: str, words: list[str], tmp_path: Path) -> None:
+    name, out = f"judged{len(words)}", tmp_path / "report.html"
+    with scripted(target, name) as run, RunsClient(target) as client:
+        run.advance(_SLOW)
+        client.report_metrics(name, {"loss": 3.25}, judge="eval", position=client.get_run(name).run.position)
+        run.advance(_SLOW)
+        position = client.close_run(name).position
+        client.report_metrics(name, {"loss": 2.125}, judge="eval", position=position)
+    assert failures.run(cli, ["report", name, *words, "--out", str(out), "--target", target]) == 0
+    assert f"eval reports of position {position}: loss 2.125" in out.read_text()
 
 
 def test_the_report_opens_from_disk_without_a_network(

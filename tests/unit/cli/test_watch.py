@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,12 @@ def test_a_closed_run_still_tells_its_past() -> None:
     closed = WatchStart(run=v1.Run(status=v1.RUN_STATUS_CLOSED, position=30))
     assert positions(Streams([closed, v1.Event(position=8), CLOSED]), after_position=1) == [8, 30]
     assert positions(Streams([closed, v1.Event(position=8), CLOSED])) == []
+
+
+def test_a_closed_run_can_be_followed_on_for_what_judges_report_then() -> None:
+    client: Any = Streams([OPEN, CLOSED, v1.Event(position=31)], [AWAY])
+    followed = follow(client, "demo", clock=Clock(100.0), patience_s=0, until_closed=False)
+    assert [message.position for message in islice(followed, 1, 3) if isinstance(message, v1.Event)] == [30, 31]
 
 
 def test_patience_ends() -> None:

@@ -34,15 +34,15 @@ def follow(
     `tell` hears why a stream broke, once for each new reason.
 
     Raises:
-        SkerryError: the call was refused, or nothing was received for longer than `patience_s`; meanwhile a run that
-            does not exist may be created.
+        SkerryError: the call was refused, or no stream began for longer than `patience_s`; meanwhile a run that does
+            not exist may be created.
     """
     clock = clock or SystemClock()
-    heard_at_s, has_started, attempt, notice = clock.monotonic_s(), False, 0, ""
+    broke_at_s, has_started, attempt, notice = 0.0, False, 0, ""
     while True:
         try:
             for message in client.watch(run, after_position=after_position):
-                heard_at_s, has_started, attempt, notice = clock.monotonic_s(), True, 0, ""
+                has_started, attempt, notice = True, 0, ""
                 yield message
                 if isinstance(message, Event):
                     after_position = max(after_position, message.position)
@@ -54,8 +54,10 @@ def follow(
                     return
             raise error_of("UNREACHABLE", "the syncer ended the stream")  # as a replica does that drains
         except SkerryError as error:
+            if attempt == 0:  # nothing may have happened for long before the stream broke
+                broke_at_s = clock.monotonic_s()
             is_missing = isinstance(error, RunNotFoundError) and not has_started
-            if not (is_missing or is_transient(error)) or clock.monotonic_s() - heard_at_s > patience_s:
+            if not (is_missing or is_transient(error)) or clock.monotonic_s() - broke_at_s > patience_s:
                 raise
             attempt += 1
             if (reason := f"{'waiting' if is_missing else 'reconnecting'}: {error}") != notice:

@@ -46,11 +46,11 @@ class Clock(SystemClock):
 
     def __init__(self, step_s: float = 0.0) -> None:
         self._step_s = step_s
-        self._now_s = 0.0
+        self.now_s = 0.0
 
     def monotonic_s(self) -> float:
-        self._now_s += self._step_s
-        return self._now_s
+        self.now_s += self._step_s
+        return self.now_s
 
     def block(self, duration_s: float) -> None:
         pass
@@ -88,6 +88,18 @@ def test_patience_ends() -> None:
     with pytest.raises(TryAgainError, match="away"):
         positions(streams, patience_s=250, clock=Clock(100.0))
     assert len(streams.asked) == 3
+
+
+def test_patience_begins_when_the_stream_breaks_however_long_nothing_happened() -> None:
+    clock = Clock()
+
+    class Quiet(Streams):
+        def watch(self, run: str, *, after_position: int) -> Iterator[WatchStart | v1.Event]:
+            for message in super().watch(run, after_position=after_position):
+                yield message
+                clock.now_s += 3600.0
+
+    assert positions(Quiet([OPEN, AWAY], [OPEN, CLOSED]), patience_s=250, clock=clock) == [30]
 
 
 def test_a_run_is_waited_for_until_it_was_there_once() -> None:

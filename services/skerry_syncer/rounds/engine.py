@@ -17,14 +17,17 @@ is back with another session (neither can be sent before), trains no more, or ha
     lateness                       quorum to a delta that answers the round: how long the grace should have been
 
 All but the step times are moving averages over the fragments, x <- x + 0.2 (new - x), and all are by this replica's own
-monotonic clock. Until two deltas of a fragment have come from anybody, step times are those that learners report, which
-may be far too short: where a device computes by itself, a step returns before it is done.
+monotonic clock. A step time is that between two deltas of a learner, but not less than it reports: after an outage
+of the syncers the second delta holds the steps of hours and comes at once. Until two deltas of a fragment have come
+from anybody, it is what learners report, which may be far too short: where a device computes by itself, a step returns
+before it is done.
 
 The replica that closed a round merges it. Another one merges it too if no commit comes within 3 s and four times what
 the fragment's last merge took, at most a term; which of both commits is for the log to decide.
 
 While a replica's view of the leases is younger than a term, it can't know which learners are missing, and only quorum
-and grace close a round.
+and grace close a round. The grace is all of gamma * slack then: after an outage of the syncers learners come back
+seconds apart with the steps of hours, and a delta that is merged alone counts for H steps at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), minimum quorum and adaptive grace window; factors and bounds are this
 project's.
@@ -160,6 +163,8 @@ class RoundEngine:
         slack_s = policy.tau * self._step_s(view) - ((self._xi_quorum_s or 0.0) + (self._xi_sync_s or 0.0))
         slowest_s = max((step_s for name, step_s in self._steps_of(view).items() if name in expected), default=0.0)
         enough_s = _GRACE_STEPS * (slowest_s or _UNKNOWN_STEP_S) + 2 * (self._lateness_s or 0.0)
+        if not view.is_mature(policy):
+            enough_s = math.inf
         return max(0.0, min(policy.grace_factor * slack_s, enough_s))
 
     def _merge_due_s(self, timed: _Round, closing: ClosedItem, policy: Policy) -> float:
@@ -227,7 +232,11 @@ class RoundEngine:
 
     def _steps_of(self, view: MembershipView) -> dict[str, float]:
         """Returns the step times of live learners."""
-        timed = {name: self._steps_s[name] for name in view.live if name in self._steps_s}
+        timed = {
+            name: max(self._steps_s[name], report.step_time_s)
+            for name, report in view.live.items()
+            if name in self._steps_s
+        }
         return timed or {name: report.step_time_s for name, report in view.live.items() if report.step_time_s}
 
     def _step_s(self, view: MembershipView) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from skerry import RunsClient
 from skerry.cli.connection import with_client
 from skerry.cli.console import as_json, console, count_text, json_line, rate_text, size_text, table
 from skerry.cli.plan_picture import draw
+from skerry.cli.quantities import Fields, bits, field_values, named_fields, quantity
 from skerry.exchange.session import policy_of
 from skerry.model.fragment_plan import usual_fragment_count
 from skerry.planning.figures import measured
@@ -29,46 +30,17 @@ from skerry.wire.policy import Policy
 
 T = TypeVar("T")
 
-_HIGHEST: Final = 1e18
-_SCALES: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# By name of a field, its attribute and its unit.
-_SITE: Final = {
-    "step": ("step_s", ""),
-    "bandwidth": ("bandwidth_bits_per_s", "bit"),
-    "price": ("price", ""),
-    "memory": ("memory_bytes", "B"),
-    "ranks": ("rank_count", ""),
+_SITE: Final[Fields] = {
+    "step": ("step_s", quantity),
+    "bandwidth": ("bandwidth_bits_per_s", bits),
+    "price": ("price", quantity),
+    "memory": ("memory_bytes", partial(quantity, unit="B")),
+    "ranks": ("rank_count", quantity),
 }
-_SYNCER: Final = {name: _SITE[name] for name in ("bandwidth", "price", "memory")}
-_PRICES: Final = {name: (name, "") for name in ("egress", "stored", "puts", "gets")}
+_SYNCER: Final[Fields] = {name: _SITE[name] for name in ("bandwidth", "price", "memory")}
+_PRICES: Final[Fields] = {name: (name, quantity) for name in ("egress", "stored", "puts", "gets")}
 _DEFAULT_H: Final = (24, 50, 100, 300)
 _VERSIONS: Final = 8  # of each fragment of a live run, by which its updates are measured
-
-
-def _quantity(text: str, unit: str = "") -> float:
-    """Returns a positive number; "2Gbit" is 2e9 where the unit is "bit"."""
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMGT]?){unit}(?:/s)?", text.strip(), re.ASCII)
-    value = float(match[1]) * _SCALES[match[2]] if match else 0.0
-    if not 0 < value <= _HIGHEST:
-        raise ValueError(f"{text[:40]!r} is no positive number{f' of {unit}, such as 2G{unit}' if unit else ''}")
-    return value
-
-
-def _fields(text: str, known: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """Returns the values of "step=1.1,bandwidth=2Gbit" by attribute."""
-    fields = {}
-    for item in text.split(","):
-        name, has_value, value = item.partition("=")
-        if name not in known or not has_value:
-            raise ValueError(f"{item[:40]!r} is none of {', '.join(f'{field}=…' for field in known)}")
-        attribute, unit = known[name]
-        fields[attribute] = _quantity(value, unit)
-    return fields
-
-
-def _learner(text: str) -> tuple[str, dict[str, Any]]:
-    name, _, fields = text.partition(":")
-    return check_name(name, kind="learner"), _fields(fields, _SITE)
 
 
 def _listed(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -125,21 +97,21 @@ Examples:
   skerry plan --from-run demo --learner us:bandwidth=1Gbit --prices egress=0.09,stored=0.023,puts=5,gets=0.4
 """,
 )
-@click.option("--parameters", type=Parsed("count", _quantity), help="Trained parameters, for example 12e9.")
+@click.option("--parameters", type=Parsed("count", quantity), help="Trained parameters, for example 12e9.")
 @click.option(
     "--learner",
     "learners",
-    type=Parsed("learner", _learner),
+    type=Parsed("learner", partial(named_fields, known=_SITE)),
     multiple=True,
     metavar="NAME:FIELD=VALUE,…",
     help="A learner; repeated for each. With --from-run, what the run's learner of that name does not report.",
 )
 @click.option(
     "--syncer",
-    type=Parsed("fields", lambda text: _fields(text, _SYNCER)),
+    type=Parsed("fields", partial(field_values, known=_SYNCER)),
     help="Bandwidth, memory and price of a syncer.",
 )
-@click.option("--prices", type=Parsed("fields", lambda text: _fields(text, _PRICES)), help="Prices, in any currency.")
+@click.option("--prices", type=Parsed("fields", partial(field_values, known=_PRICES)), help="Prices, in any currency.")
 @click.option(
     "--h", "inner_step_counts", type=Parsed("counts", _listed(_count)), help="Choices of H.  [default: 24,50,100,300]"
 )

@@ -1,0 +1,1 @@
+"""What the simulator says beside the tables that Decoupled DiLoCo states."""

@@ -1,0 +1,22 @@
+"""The simulator beside the published tables."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from benchmarks.goodput.published import Cell, cells
+
+
+def misses(shown: list[Cell]) -> list[str]:
+    return [cell.case for cell in shown if abs(round(cell.simulated) - cell.published) > 3]
+
+
+def test_jobs_alone_and_two_learners_are_within_three_points_of_the_published_goodput() -> None:
+    assert misses(list(islice(cells(0), 12))) == []
+
+
+@pytest.mark.long
+def test_two_cells_of_all_are_not_within_three_points() -> None:
+    assert misses(list(cells(0))) == ["M=16, 2400k chips", "unequal hardware, K=8, Skerry"]

@@ -2,10 +2,10 @@
 
 Three `skerry learn` processes, one of them three times slower, train through a `skerry serve` process. After a third of
 the steps a learner is killed with SIGKILL and comes back; after two thirds the syncer is killed, and comes back from
-its store. Before all that, a single learner trains on as many tokens, to compare with. Everything else is read from
-what Skerry writes for everybody: the learners' metrics, `skerry log --json`, `skerry verify --json`, `skerry export`.
+its store. Meanwhile `skerry judge` evaluates the merged model, and `skerry report` follows the run. Before all that, a
+single learner takes as many steps as a fast one, to compare with.
 
-It leaves demo.png and summary.json in --out, and exits with 1 if the merged model is no better than the single
+It leaves report.html and demo.png in --out, and exits with 1 if the merged model is no better than the single
 learner's, if a version can't be recomputed from its deltas, or if an acknowledged delta has no fate.
 """
 
@@ -19,22 +19,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import matplotlib as mpl
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from safetensors.torch import load_file
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from skerry_learner.batches import held_out_batches
-from skerry_learner.corpus import load_corpus
-from skerry_learner.inner_training import evaluate
-from skerry_learner.model import Gpt
+from skerry import RunsClient
+from skerry.history.run_history import RunHistory
+from skerry.history.series import Point
 from skerry_learner.settings import MODEL_CONFIGS
 
 mpl.use("Agg")
@@ -50,7 +45,7 @@ TIMEKEEPER: Final = "us-east"  # its steps decide when things happen; it is fast
 KILLED: Final = "eu-west"
 COLOURS: Final = {"us-east": "#1c7ed6", "eu-west": "#0ca678", "ap-south": "#f08c00", "syncer": "#fa5252"}
 MERGED_COLOUR: Final = "#c2255c"
-POINT_COUNT: Final = 12  # exports of the merged model that are evaluated
+EVALUATION: Final = ("--model", MODEL, "--batch", str(BATCH_SIZE), "--eval-windows", "128", "--device", "cpu")
 TIMEOUT_S: Final = 120.0
 
 
@@ -58,20 +53,20 @@ class DemoError(Exception):
     """A process failed, ended too early or did not end in time; the message has the end of its log."""
 
 
-@dataclass
-class Follower:
+class Metrics:
     """The metrics lines that one learner has written so far; a restarted learner goes on in the same file."""
 
-    path: Path
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    offset: int = 0
+    def __init__(self, folder: Path) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._path = folder / "metrics.jsonl"
+        self._offset = 0
 
     def poll(self) -> None:
         """Reads the whole lines that were added."""
-        if self.path.exists():
-            content = self.path.read_bytes()[self.offset :]
+        if self._path.exists():
+            content = self._path.read_bytes()[self._offset :]
             whole = content[: content.rfind(b"\n") + 1]
-            self.offset += len(whole)
+            self._offset += len(whole)
             self.lines += [json.loads(text) for text in whole.splitlines()]
 
     @property
@@ -79,164 +74,188 @@ class Follower:
         """The newest step, 0 before the first."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
-    def last_of_each_process(self) -> Iterable[dict[str, Any]]:
-        """Returns the last line of each process of this learner, which has that process's totals."""
-        return {line["attempt"]: line for line in self.lines}.values()
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines with a loss on held-out text."""
+        return [line for line in self.lines if line["val_loss"] is not None]
 
-    def evaluations(self) -> list[tuple[float, int, float]]:
-        """Returns time, step and loss of every evaluation on held-out text."""
-        return [(line["unix_s"], line["step"], line["val_loss"]) for line in self.lines if line["val_loss"] is not None]
+    @property
+    def acknowledged_count(self) -> int:
+        """Deltas that were acknowledged, by the last line of each process."""
+        return sum({line["attempt"]: line["deltas_acknowledged"] for line in self.lines}.values())
 
 
 class Processes:
     """`skerry` commands as child processes, each with a log; leaving the context kills those that still run."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._logs = folder / "logs"
         # Variables that begin with SKERRY_ may be meant for another run. One thread a learner: all share few cores.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
         self._environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *arguments: str) -> None:
         """Starts `skerry ARGUMENTS`; its output is appended to logs/NAME.log."""
+        self._logs.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "skerry.cli", *arguments]
-        with self._log_path(name).open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._folder
+        with self._log(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
-
-    def output(self, *arguments: str, accepted: Sequence[int] = (0,)) -> str:
-        """Returns what `skerry ARGUMENTS` prints.
-
-        Raises:
-            DemoError: its exit status is not one of those accepted.
-        """
-        command = [sys.executable, "-m", "skerry.cli", *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=self._environment, cwd=self._folder
-        )
-        if done.returncode not in accepted:
-            raise DemoError(f"`skerry {' '.join(arguments)}` ended with status {done.returncode}\n{done.stderr}")
-        return done.stdout
 
     def kill(self, name: str) -> None:
         """Ends a process with SIGKILL."""
-        process = self.running.pop(name)
+        process = self._running.pop(name)
         process.kill()
         process.wait()
 
+    def stop(self, name: str) -> None:
+        """Asks a process to end, and waits until it has."""
+        self._running[name].send_signal(signal.SIGTERM)
+        self.wait(name)
+
     def check(self) -> None:
         """Raises DemoError if a process that should run has ended."""
-        for name, process in self.running.items():
+        for name, process in self._running.items():
             if process.poll() is not None:
-                raise DemoError(f"{name} ended too early, with status {process.returncode}\n{self._log_end(name)}")
+                raise self._error(name, f"ended too early, with status {process.returncode}")
 
-    def wait(self, name: str) -> None:
-        """Waits until a process ends by itself; raises DemoError if it fails or takes too long."""
-        process = self.running.pop(name)
+    def wait(self, name: str, *, accepted: Sequence[int] = (0,)) -> int:
+        """Returns a process's exit status; raises DemoError if it is not one of those accepted, or takes too long."""
         try:
-            status = process.wait(TIMEOUT_S)
+            status = self._running[name].wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            raise DemoError(f"{name} did not end within {TIMEOUT_S:.0f} s\n{self._log_end(name)}") from None
-        if status != 0:
-            raise DemoError(f"{name} ended with status {status}\n{self._log_end(name)}")
+            raise self._error(name, f"did not end within {TIMEOUT_S:.0f} s") from None
+        if status not in accepted:
+            raise self._error(name, f"ended with status {status}")
+        del self._running[name]
+        return status
+
+    def is_running(self, name: str) -> bool:
+        """Returns whether a process has not ended yet."""
+        return self._running[name].poll() is None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self.running):
+        for name in list(self._running):
             self.kill(name)
 
-    def _log_path(self, name: str) -> Path:
-        path = self._folder / "logs" / f"{name}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
 
-    def _log_end(self, name: str) -> str:
-        path = self._log_path(name)
-        return "\n".join([f"log={path}", *path.read_text(errors="replace").splitlines()[-15:]])
+    def _error(self, name: str, problem: str) -> DemoError:
+        end = self._log(name).read_text(errors="replace").splitlines()[-15:]
+        return DemoError("\n".join([f"{name} {problem}", f"log={self._log(name)}", *end]))
 
 
 class Demo:
     """One course of the demo: what is started, killed and restarted at which step, and when it happened."""
 
-    def __init__(self, folder: Path, step_count: int, processes: Processes, show: Callable[[Demo], None]) -> None:
-        self.folder = folder
-        self.step_count = step_count
-        self.phase = "a single learner, to compare with"
-        self.learners = {name: Follower(folder / "learners" / name / "metrics.jsonl") for name in SLOWDOWNS}
-        self.single = Follower(folder / "learners" / "single" / "metrics.jsonl")
+    def __init__(self, folder: Path, step_count: int, processes: Processes, progress: Progress) -> None:
+        self.metrics = {name: Metrics(folder / "learners" / name) for name in ("single", *SLOWDOWNS)}
         self.moments_unix_s: dict[str, float] = {}
+        self.history = RunHistory()
+        self._folder = folder
+        self._step_count = step_count
         self._processes = processes
-        self._show = show
+        self._progress = progress
+        self._bars = {name: progress.add_task(name, total=step_count) for name in self.metrics}
         self._listen = "127.0.0.1:0"
 
+    def run(self) -> dict[str, bool]:
+        """Trains the single learner, then three through both outages, closes the run; returns the checks by name."""
+        for name in ("store", "learners", "logs"):  # the folder may hold other files
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        policy = {"inner_step_count": INNER_STEP_COUNT, "lease_term_s": 5.0, "planned_token_count": self._token_count}
+        (self._folder / "policy.json").write_text(json.dumps(policy))
+        self._say("a single learner, to compare with")
+        self._processes.start("single", *self._learn("single", self._step_count), "--alone")
+        while self._processes.is_running("single"):
+            self._look()
+        self._processes.wait("single")
+        self._say("three learners")
+        self._serve()
+        for name in SLOWDOWNS:
+            self._join(name)
+        self._processes.start("judge", "judge", RUN, "--target", self._listen, "--every", "8", *EVALUATION)
+        report = str(self._folder / "report.html")
+        self._processes.start("report", "report", RUN, "--target", self._listen, "--follow", "--out", report)
+        self._look_until(lambda: all(self.metrics[name].lines for name in SLOWDOWNS))
+        self.moments_unix_s["started"] = min(self.metrics[name].lines[0]["unix_s"] for name in SLOWDOWNS)
+        self._kill_and_restart(KILLED, self._step_count // 3, self._step_count // 2)
+        # H steps without a syncer: every fragment misses a contribution.
+        syncer_step = self._step_count * 2 // 3
+        self._kill_and_restart("syncer", syncer_step, syncer_step + INNER_STEP_COUNT)
+        self._look_until(lambda: self.metrics[TIMEKEEPER].step >= self._step_count)
+        with RunsClient(self._listen) as client:
+            client.close_run(RUN)
+            for name in (*SLOWDOWNS, "judge", "report"):  # which end when they hear that the run is closed
+                self._processes.wait(name)
+            self._look()
+            for message in client.watch(RUN, after_position=1):
+                self.history.apply(message)
+                if self.history.is_current:
+                    break
+        self._processes.stop("syncer")
+        self._say("recomputing every version from its deltas")
+        self._processes.start("verify", "verify", RUN, "--store", self._store_url)
+        return {
+            "learning together helps": self.merged[-1].value < self.single_loss,
+            "every version can be recomputed from its deltas": self._processes.wait("verify", accepted=(0, 1)) == 0,
+            "every acknowledged delta has its fate": all(map(self._has_fates, SLOWDOWNS)),
+        }
+
     @property
-    def store_url(self) -> str:
-        """The store, which every demo makes anew."""
-        return f"file://{self.folder / 'store'}"
+    def single_loss(self) -> float:
+        """The single learner's last loss on held-out text."""
+        return float(self.metrics["single"].evaluations[-1]["val_loss"])
+
+    @property
+    def merged(self) -> list[Point]:
+        """What the judge said of the merged model."""
+        return list(self.history.metrics["judge", "held_out_loss"])
+
+    @property
+    def _store_url(self) -> str:
+        return f"file://{self._folder / 'store'}"
 
     @property
     def _token_count(self) -> int:
         """About how many tokens all learners train until the run is closed."""
-        step_count = sum(self.step_count / slowdown for slowdown in SLOWDOWNS.values())
-        step_count -= self.step_count // 2 - self.step_count // 3  # while one is dead
+        step_count = sum(self._step_count / slowdown for slowdown in SLOWDOWNS.values())
+        step_count -= self._step_count // 2 - self._step_count // 3  # while one is dead
         return round(step_count) * BATCH_SIZE * MODEL_CONFIGS[MODEL].context
 
-    def run(self) -> None:
-        """Trains the single learner, then three through both outages, and closes the run."""
-        for name in ("store", "learners", "logs", "exports"):  # the folder may hold other files
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        policy = {"inner_step_count": INNER_STEP_COUNT, "lease_term_s": 5.0, "planned_token_count": self._token_count}
-        (self.folder / "policy.json").write_text(json.dumps(policy))
-        self._processes.start("single", *self._learn("single", self.step_count), "--alone")
-        while self._processes.running["single"].poll() is None:
-            self._look()
-        self._processes.wait("single")
-        self.phase = "three learners"
-        self._serve()
-        for name in SLOWDOWNS:
-            self._join(name)
-        self._look_until(lambda: all(follower.lines for follower in self.learners.values()))
-        self.moments_unix_s["started"] = min(follower.lines[0]["unix_s"] for follower in self.learners.values())
-        self._kill_and_restart(KILLED, self.step_count // 3, self.step_count // 2)
-        # H steps without a syncer: every fragment misses a contribution.
-        syncer_step = self.step_count * 2 // 3
-        self._kill_and_restart("syncer", syncer_step, syncer_step + INNER_STEP_COUNT)
-        self._look_until(lambda: self.learners[TIMEKEEPER].step >= self.step_count)
-        self._processes.output("runs", "close", RUN, "--target", self._listen)
-        self.moments_unix_s["closed"] = time.time()
-        for name in SLOWDOWNS:  # which stop when they hear that the run is closed
-            self._processes.wait(name)
-        for follower in self.learners.values():
-            follower.poll()
-        self._processes.running["syncer"].send_signal(signal.SIGTERM)
-        self._processes.wait("syncer")
+    def _has_fates(self, name: str) -> bool:
+        counted = self.metrics[name].acknowledged_count
+        decided = sum(fate.delta_count for fate in self.history.learners[name].status.fates)
+        # The last acknowledgements of a killed learner may not have reached its metrics.
+        return counted <= decided if name == KILLED else counted == decided
 
     def _kill_and_restart(self, name: str, killed_at_step: int, back_at_step: int) -> None:
-        timekeeper = self.learners[TIMEKEEPER]
+        timekeeper = self.metrics[TIMEKEEPER]
         self._look_until(lambda: timekeeper.step >= killed_at_step)
         self._processes.kill(name)
         self.moments_unix_s[f"{name} killed"] = time.time()
-        self.phase = f"{name} is killed"
+        self._say(f"{name} is killed")
         self._look_until(lambda: timekeeper.step >= back_at_step)
         if name == "syncer":
             self._serve()
         else:
-            line_count = len(self.learners[name].lines)
+            line_count = len(self.metrics[name].lines)
             self._join(name)
-            self._look_until(lambda: len(self.learners[name].lines) > line_count)
+            self._look_until(lambda: len(self.metrics[name].lines) > line_count)
         self.moments_unix_s[f"{name} back"] = time.time()
-        self.phase = f"{name} is back"
+        self._say(f"{name} is back")
 
     def _serve(self) -> None:
-        port_file = self.folder / "syncer-port"
+        port_file = self._folder / "syncer-port"
         port_file.unlink(missing_ok=True)
-        arguments = ("--new-store", "--store", self.store_url, "--listen", self._listen, "--port-file", str(port_file))
+        arguments = ("--new-store", "--store", self._store_url, "--listen", self._listen, "--port-file", str(port_file))
         self._processes.start("syncer", "serve", *arguments)
         self._look_until(lambda: port_file.exists() and bool(port_file.read_text().strip()))
         self._listen = f"127.0.0.1:{port_file.read_text().strip()}"
@@ -244,30 +263,18 @@ class Demo:
     def _join(self, name: str) -> None:
         # It trains until it hears that the run is closed.
         arguments = self._learn(name, 1_000_000)
-        policy = ("--policy", str(self.folder / "policy.json"), "--slowdown", str(SLOWDOWNS[name]))
+        policy = ("--policy", str(self._folder / "policy.json"), "--slowdown", str(SLOWDOWNS[name]))
         self._processes.start(name, *arguments, RUN, "--target", self._listen, "--region", name[:2], *policy)
 
     def _learn(self, name: str, step_count: int) -> list[str]:
         # The single learner reads all of the data, so that its shard is no handicap.
         shard = f"{list(SLOWDOWNS).index(name) + 1}/{len(SLOWDOWNS)}" if name in SLOWDOWNS else "1/1"
         return [
-            *(
-                "learn",
-                "--learner-id",
-                name,
-                "--model",
-                MODEL,
-                "--shard",
-                shard,
-                "--batch",
-                str(BATCH_SIZE),
-                "--seed",
-                "0",
-            ),
-            *("--steps", str(step_count), "--horizon", str(self.step_count), "--learning-rate", "3e-3"),
-            *("--warmup", "50", "--checkpoint-every", "50", "--eval-windows", "128"),
+            *("learn", *EVALUATION, "--learner-id", name, "--shard", shard, "--seed", "0", "--threads", "1"),
+            *("--steps", str(step_count), "--horizon", str(self._step_count), "--learning-rate", "3e-3"),
+            *("--warmup", "50", "--checkpoint-every", "50"),
             *("--eval-every", str(round(40 / SLOWDOWNS.get(name, 1.0)))),
-            *("--device", "cpu", "--threads", "1", "--work-dir", str(self.folder / "learners" / name)),
+            *("--work-dir", str(self._folder / "learners" / name)),
         ]
 
     def _look_until(self, is_reached: Callable[[], bool]) -> None:
@@ -276,134 +283,58 @@ class Demo:
             self._processes.check()
 
     def _look(self) -> None:
-        for follower in (self.single, *self.learners.values()):
-            follower.poll()
-        self._show(self)
-        time.sleep(0.02)
+        for name, metrics in self.metrics.items():
+            metrics.poll()
+            loss = f", loss {metrics.evaluations[-1]['val_loss']:.3f}" if metrics.evaluations else ""
+            self._progress.update(self._bars[name], completed=metrics.step, description=f"{name}{loss}")
+        time.sleep(0.05)
+
+    def _say(self, phase: str) -> None:
+        self._progress.console.print(f"step {self.metrics[TIMEKEEPER].step}: {phase}", highlight=False)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What the store and the learners' files hold after the demo."""
-
-    fates: dict[str, str]  # of each delta, by its id
-    owners: dict[str, str]  # the learner of each delta
-    accepted: list[tuple[float, str]]  # time and learner of each delta
-    committed: list[tuple[float, str, int]]  # time, fragment and log position of each version that a merge made
-    merged: list[tuple[float, float]]  # time and held-out loss of the merged model
-    single_loss: float
-    verified: bool
-
-
-def gather(demo: Demo, processes: Processes) -> Evidence:
-    """Reads the run's log, replays every version and evaluates the merged model at several positions."""
-    store = ("--store", demo.store_url)
-    fates: dict[str, str] = {}
-    owners: dict[str, str] = {}
-    accepted: list[tuple[float, str]] = []
-    committed: list[tuple[float, str, int]] = []
-    for text in processes.output("log", RUN, *store, "--json").splitlines():
-        entry = json.loads(text)
-        for item in entry["items"]:
-            if item["kind"] == "accepted" and item["is_admitted"] and item["base_version"] >= 0:
-                owners[item["delta"]] = item["learner"]
-                accepted.append((entry["written_at_unix_s"], item["learner"]))
-            elif item["kind"] == "committed" and item["is_admitted"] and item["version"] > 0:
-                committed.append((entry["written_at_unix_s"], item["fragment"], entry["position"]))
-        fates |= {fate["delta"]: fate["fate"] for fate in entry["fates"] if fate["delta"] in owners}
-    verified = json.loads(processes.output("verify", RUN, *store, "--json", accepted=(0, 1)))
-
-    config = MODEL_CONFIGS["tiny"]
-    corpus = load_corpus(None)
-    windows = held_out_batches(corpus.held_out, config, batch_size=8, window_count=128)
-    model = Gpt(config)
-    merged: list[tuple[float, float]] = []
-    (demo.folder / "exports").mkdir()
-    chosen = {round((number + 1) * len(committed) / POINT_COUNT) - 1 for number in range(POINT_COUNT)}
-    for unix_s, _, position in (committed[index] for index in sorted(chosen) if index >= 0):
-        path = demo.folder / "exports" / f"{position}.safetensors"
-        processes.output("export", RUN, *store, "--position", str(position), "--out", str(path))
-        model.load_state_dict(load_file(path))
-        merged.append((unix_s, evaluate(model, windows)))
-    model.load_state_dict(torch.load(demo.single.path.with_name("checkpoint.pt"), weights_only=True)["model"])
-    return Evidence(fates, owners, accepted, committed, merged, evaluate(model, windows), bool(verified["ok"]))
-
-
-def summarise(demo: Demo, evidence: Evidence) -> dict[str, Any]:
-    """Returns the figures, with the checks by name."""
-    totals = Counter[str]()
-    for follower in demo.learners.values():
-        for line in follower.last_of_each_process():
-            for name in ("bytes_up", "bytes_down", "parameters_up_count", "parameters_down_count"):
-                totals[name] += line[name]
-    lines = [line for follower in demo.learners.values() for line in follower.lines]
-    killed, back = demo.moments_unix_s["syncer killed"], demo.moments_unix_s["syncer back"]
-    has_fates = set(evidence.fates) == set(evidence.owners) and "pending" not in evidence.fates.values()
-    for name, follower in demo.learners.items():
-        counted = sum(line["deltas_acknowledged"] for line in follower.last_of_each_process())
-        logged = sum(owner == name for owner in evidence.owners.values())
-        # The last acknowledgements of a killed learner may not have reached its metrics.
-        has_fates &= counted <= logged if name == KILLED else counted == logged
-    merged_loss = evidence.merged[-1][1]
-    return {
-        "merged_loss": merged_loss,
-        "single_loss": evidence.single_loss,
-        "version_count": len(evidence.committed),
-        "deltas_by_fate": dict(Counter(evidence.fates.values())),
-        "bits_per_parameter_up": 8 * totals["bytes_up"] / totals["parameters_up_count"],
-        "bits_per_parameter_down": 8 * totals["bytes_down"] / totals["parameters_down_count"],
-        "longest_pause_ms": max(line["sync_stall_ms"] for line in lines),
-        "steps_without_syncer": sum(killed < line["unix_s"] < back for line in lines),
-        "checks": {
-            "learning together helps": merged_loss < evidence.single_loss,
-            "every version replays from its deltas": evidence.verified,
-            "every acknowledged delta has its fate": has_fates,
-        },
-    }
-
-
-def draw(demo: Demo, evidence: Evidence, summary: dict[str, Any], path: Path) -> None:
+def draw(demo: Demo, path: Path) -> None:
     """Draws the losses, and what was sent when, with both outages."""
     start_s = demo.moments_unix_s["started"]
+    plt.rcParams.update({"font.size": 18, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"figure.constrained_layout.w_pad": 0.15, "figure.constrained_layout.h_pad": 0.15})
     figure, (losses, exchange) = plt.subplots(
-        2, 1, figsize=(11, 8.6), dpi=140, sharex=True, height_ratios=(2, 1), layout="constrained"
+        2, 1, figsize=(16, 9), dpi=120, sharex=True, height_ratios=(5, 2), layout="constrained"
     )
-    merged, single = summary["merged_loss"], summary["single_loss"]
-    figure.suptitle(f"Three learners train one model: loss {merged:.3f} together, {single:.3f} alone", fontsize=15)
-    for name, follower in demo.learners.items():
-        curve = [(unix_s - start_s, loss) for unix_s, _, loss in follower.evaluations()]
-        label = name if SLOWDOWNS[name] == 1 else f"{name}, {SLOWDOWNS[name]:.0f}x slower"
-        losses.plot(*zip(*curve, strict=True), color=COLOURS[name], marker=".", lw=1, label=label)
+    for name, slowdown in SLOWDOWNS.items():
+        curve = [(line["unix_s"] - start_s, line["val_loss"]) for line in demo.metrics[name].evaluations]
+        label = name if slowdown == 1 else f"{name}, {slowdown:.0f}x slower"
+        losses.plot(*zip(*curve, strict=True), color=COLOURS[name], lw=2, label=label)
     # The single learner's losses stand where the timekeeper has taken as many steps.
-    time_of_step = {line["step"]: line["unix_s"] - start_s for line in demo.learners[TIMEKEEPER].lines}
-    points = [(time_of_step[step], loss) for _, step, loss in demo.single.evaluations() if step in time_of_step]
-    losses.plot(*zip(*points, strict=True), color="#5c6773", lw=2, ls="--", label="a single learner, as many tokens")
-    points = [(unix_s - start_s, loss) for unix_s, loss in evidence.merged]
-    losses.plot(*zip(*points, strict=True), color=MERGED_COLOUR, lw=2.8, marker="o", label="the merged model")
-    losses.set_ylim(min(merged, single) - 0.1, evidence.merged[0][1] + 0.5)
-    losses.set_ylabel("loss on held-out text, nats a byte")
+    times_s = {line["step"]: line["unix_s"] - start_s for line in demo.metrics[TIMEKEEPER].lines}
+    curve = [(times_s[line["step"]], line["val_loss"]) for line in demo.metrics["single"].evaluations]
+    losses.plot(*zip(*curve, strict=True), color="#5c6773", lw=3, ls="--", label="a single learner, as many steps")
+    curve = [(point.time_s - start_s, point.value) for point in demo.merged]
+    losses.plot(*zip(*curve, strict=True), color=MERGED_COLOUR, lw=5, label="the merged model")
+    # The untrained model's loss is far above.
+    highest = max(demo.metrics[name].evaluations[0]["val_loss"] for name in SLOWDOWNS)
+    losses.set_ylim(min(demo.merged[-1].value, demo.single_loss) - 0.1, highest + 0.3)
+    losses.set_ylabel("nats a byte")
     losses.legend(frameon=False)
-    fragments = sorted({fragment for _, fragment, _ in evidence.committed}, reverse=True)
-    rows = [
-        (fragment, MERGED_COLOUR, [row[0] for row in evidence.committed if row[1] == fragment])
-        for fragment in fragments
-    ]
-    rows += [
-        (name, COLOURS[name], [row[0] for row in evidence.accepted if row[1] == name]) for name in reversed(SLOWDOWNS)
-    ]
-    for height, (_, colour, times_s) in enumerate(rows):
-        exchange.eventplot([time_s - start_s for time_s in times_s], lineoffsets=height, linelengths=0.6, colors=colour)
+    versions = [version for version in demo.history.versions() if version.version > 0]
+    rows = [("versions", MERGED_COLOUR, [version.committed_at_s for version in versions])]
+    for name in reversed(SLOWDOWNS):
+        deltas = [delta for version in versions for delta in version.deltas if delta.learner_id == name]
+        rows.append((name, COLOURS[name], [delta.accepted_at_s for delta in deltas if delta.accepted_at_s]))
+    for height, (_, colour, moments_s) in enumerate(rows):
+        offsets_s = [moment_s - start_s for moment_s in moments_s]
+        exchange.eventplot(offsets_s, lineoffsets=height, linelengths=0.7, linewidths=2, colors=colour)
     exchange.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    exchange.set_title("Deltas of each learner, and versions of each fragment", loc="left", fontsize=11)
-    exchange.set_xlabel("seconds since the learners' first step")
-    for axes in (losses, exchange):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e6eaee")
+    exchange.set_title("Deltas of each learner, and versions that are made of them", fontsize=18, loc="left")
+    exchange.set_xlabel("seconds")
     for name in (KILLED, "syncer"):
         first_s, last_s = (demo.moments_unix_s[f"{name} {moment}"] - start_s for moment in ("killed", "back"))
         for axes in (losses, exchange):
             axes.axvspan(first_s, last_s, color=COLOURS[name], alpha=0.15, lw=0)
-        losses.text(first_s, losses.get_ylim()[1], f" {name}\n killed", color=COLOURS[name], va="top")
+        losses.text(first_s, losses.get_ylim()[1], f" {name}\n killed", color=COLOURS[name], va="top", weight="bold")
+    figure.suptitle("A learner is killed, the syncer is killed, and training goes on", fontsize=30, weight="bold")
+    result = f"{demo.merged[-1].value:.2f} for the merged model, {demo.single_loss:.2f} for a single learner"
+    losses.set_title(f"Loss on held-out text: {result}", fontsize=22)
     figure.savefig(path, facecolor="white")
 
 
@@ -413,44 +344,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build", "demo"), help="folder for everything it makes")
     parser.add_argument("--steps", type=int, default=600, help="training steps of a fast learner (default: 600)")
     arguments = parser.parse_args()
-    folder = arguments.out.absolute()
-    torch.set_num_threads(1)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("step {task.completed}"), TimeElapsedColumn())
+    folder = arguments.out.absolute()
     try:
-        with Processes(folder) as processes:
-            with Progress(*columns, console=console) as progress:
-                bars: dict[str, TaskID] = {
-                    name: progress.add_task(name, total=arguments.steps) for name in ("single", *SLOWDOWNS)
-                }
-
-                phases: list[str] = []
-
-                def show(demo: Demo) -> None:
-                    if demo.phase not in phases:
-                        phases.append(demo.phase)
-                        progress.console.print(f"step {demo.learners[TIMEKEEPER].step}: {demo.phase}", highlight=False)
-                    for name, follower in {"single": demo.single, **demo.learners}.items():
-                        loss = f", loss {follower.evaluations()[-1][2]:.3f}" if follower.evaluations() else ""
-                        progress.update(bars[name], completed=follower.step, description=f"{name}{loss}")
-
-                demo = Demo(folder, arguments.steps, processes, show)
-                demo.run()
-            console.print("reading the log, replaying every version, evaluating the merged model")
-            evidence = gather(demo, processes)
+        with Processes(folder) as processes, Progress(*columns, console=console) as progress:
+            demo = Demo(folder, arguments.steps, processes, progress)
+            checks = demo.run()
     except DemoError as error:
         console.print(f"error: {error}", highlight=False, markup=False)
         return 1
-    summary = summarise(demo, evidence)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    draw(demo, evidence, summary, folder / "demo.png")
-    for name, value in summary.items():
-        if name != "checks":
-            console.print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}", highlight=False)
-    for name, is_met in summary["checks"].items():
+    draw(demo, folder / "demo.png")
+    versions = demo.history.version_count
+    together = (
+        f"held-out loss of the merged model {demo.merged[-1].value:.3f}, of a single learner {demo.single_loss:.3f}"
+    )
+    console.print(f"{together}; {versions} versions of fragments", highlight=False)
+    for name, is_met in checks.items():
         console.print(f"{'[green]passed[/]' if is_met else '[red]failed[/]'}  {name}", highlight=False)
-    console.print(f"\n{arguments.out / 'demo.png'}\n{arguments.out / 'summary.json'}", highlight=False)
-    return 0 if all(summary["checks"].values()) else 1
+    console.print(f"\n{arguments.out / 'demo.png'}\n{arguments.out / 'report.html'}", highlight=False)
+    return 0 if all(checks.values()) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -106,7 +105,7 @@ def test_the_demo_ends_with_every_version_replayed_and_every_delta_with_its_fate
     # In so few steps the merged model need not be better than the single learner's.
     command = [sys.executable, "-m", "examples.demo", "--out", str(tmp_path), "--steps", "150"]
     done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, check=False)
-    assert (tmp_path / "demo.png").exists(), done.stdout + done.stderr
-    checks = json.loads((tmp_path / "summary.json").read_text())["checks"]
-    assert checks["every version replays from its deltas"]
-    assert checks["every acknowledged delta has its fate"]
+    assert "passed  every version can be recomputed from its deltas" in done.stdout, done.stdout + done.stderr
+    assert "passed  every acknowledged delta has its fate" in done.stdout
+    assert (tmp_path / "demo.png").exists()
+    assert "judge reports of position" in (tmp_path / "report.html").read_text()

@@ -37,7 +37,6 @@ from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import RUN_STATUS_OPEN
 from skerry.wire.layout import check_name
 from skerry_console.feed import Cursor, RunFeed
-from skerry_console.pictures import items
 from skerry_console.report import bokeh_script, report, script_json
 from skerry_console.view import Settings, error_page, events_html, page, runs_page, version_html
 from skerry_console.webhook import Webhook
@@ -172,7 +171,7 @@ class Pages:
                 title=f"{feed.run}: Skerry",
                 is_report=False,
                 assets=None,
-                pictures=script_json(items(history)),
+                pictures="{}",
                 facts=script_json(facts),
                 versions={},
             )

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from skerry import RunsClient, SkerryError
@@ -32,6 +32,7 @@ from skerry_console.view import Settings, events_html, sections
 _LOG: Final = get_logger(__name__)
 _CLOCK: Final = SystemClock()
 _TICK_S: Final = 0.5
+_NO_PICTURES: Final = -1  # as a cursor's number of curves
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
 _QUIET_S: Final = 1.0
@@ -132,25 +133,30 @@ class RunFeed:
             return alerts(history, _CLOCK.unix_s())
 
     def cursor(self) -> Cursor:
-        """Returns the cursor of a page that is made now."""
-        return _cursor(self._history)
+        """Returns the cursor of a page that is made now, without pictures: the first change brings them."""
+        return replace(_cursor(self._history), curve_count=_NO_PICTURES)
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
         """Yields server-sent events of what changed since the cursor, twice a second at most, without end."""
         shown: dict[str, str] = {}
         told: EventText | None = None
         quiet_ticks = 0
-        while True:
+
+        def look() -> dict[str, Any]:
+            nonlocal shown, told, cursor
             with self.history() as history:
                 fresh = self._fresh_sections(history)
                 changed = {name: html for name, html in fresh.items() if shown.get(name) != html}
                 change: dict[str, Any] = {"sections": changed} if changed else {}
                 newest = history.events[-1] if history.events else None
                 change |= _picture_changes(history, cursor, has_events=newest is not told)
-                moved = _cursor(history)
                 if newest is not told:
                     change["events"], told = events_html(history, "", 0), newest
-            shown, cursor = fresh, moved
+                shown, cursor = fresh, _cursor(history)
+            return change
+
+        while True:
+            change = await asyncio.to_thread(look)  # pictures of a large run take a second
             quiet_ticks = 0 if change else quiet_ticks + 1
             if change:
                 yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"

@@ -25,6 +25,7 @@ from bokeh.models import (
 )
 from bokeh.palettes import Category20, Viridis256
 from bokeh.plotting import figure
+from numpy.typing import NDArray
 
 from skerry.history.run_history import RunHistory, VersionView
 from skerry.history.series import Point, Series
@@ -36,6 +37,8 @@ _GRID: Final = "#8894a030"
 _MERGED: Final = "#d6336c"
 _PALETTE: Final = Category20[20][::2] + Category20[20][1::2]
 _ROUND_COUNT: Final = 300
+_ADOPTION_COUNT: Final = 2_000
+_POINT_COUNT: Final = 10_000  # of all curves of a page
 _LOSS_HEIGHT: Final = 340
 COLOURINGS: Final = ("contributors", "staleness", "bytes")
 
@@ -56,6 +59,12 @@ def curve_columns(points: Iterable[Point]) -> dict[str, list[float]]:
     }
 
 
+def _thinned(columns: dict[str, list[float]], most: int) -> dict[str, NDArray[np.float64]]:
+    """Returns every n-th value of columns, the newest among them, as arrays, which take less of a page than lists."""
+    stride = -(-len(columns["value"]) // most) or 1
+    return {name: np.array(values[::-1][::stride][::-1]) for name, values in columns.items()}
+
+
 def curves(history: RunHistory) -> dict[str, Series]:
     """Returns the curves of the picture of losses by the names of their sources."""
     losses = {f"loss {name}": view.losses for name, view in sorted(history.learners.items())}
@@ -66,8 +75,9 @@ def curves(history: RunHistory) -> dict[str, Series]:
 def loss_figure(history: RunHistory) -> Any:
     """Returns the learners' training losses and what judges report of the merged model."""
     plot = _figure(height=_LOSS_HEIGHT, x_axis_type="datetime", y_axis_label="loss", name="losses")
-    for name, series in curves(history).items():
-        source = ColumnDataSource(curve_columns(series), name=name)
+    known = curves(history)
+    for name, series in known.items():
+        source = ColumnDataSource(_thinned(curve_columns(series), _POINT_COUNT // len(known)), name=name)
         kind, _, label = name.partition(" ")
         is_judged = kind == "metric"
         line = plot.line(
@@ -164,7 +174,7 @@ def round_columns(history: RunHistory) -> dict[str, list[Any]]:
         "committed": [1000 * view.committed_at_s for view in rounds],
         "waited": [view.waited_s for view in rounds],
         "last": ["-" if last is None else last.learner_id for last in lasts],
-        "contributors": [view.contributors for view in rounds],
+        "delta_count": [view.delta_count for view in rounds],
     }
 
 
@@ -172,12 +182,16 @@ def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
     """Returns when each learner told that it has adopted a version, since the first round that is shown."""
     began_s = _began_s(history)
     names = ("fragment", "time", "learner", "colour", "version")
-    rows = [
-        (fragment, 1000 * time_s, name, learner_colour(history, name), version)
-        for name, view in history.learners.items()
-        for (fragment, version), time_s in view.adopted_at_s.items()
-        if time_s >= began_s
-    ]
+    colours = {name: learner_colour(history, name) for name in history.learners}
+    rows = sorted(
+        (
+            (fragment, 1000 * time_s, name, colours[name], version)
+            for name, view in history.learners.items()
+            for (fragment, version), time_s in view.adopted_at_s.items()
+            if time_s >= began_s
+        ),
+        key=lambda row: row[1],
+    )[-_ADOPTION_COUNT:]
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
@@ -224,7 +238,12 @@ def round_figure(history: RunHistory) -> Any:
         size=7,
         legend_label="adopted",
     )
-    tips = [("", "@fragment @version"), ("waited", "@waited{0.0} s"), ("last came", "@last"), ("of", "@contributors")]
+    tips = [
+        ("", "@fragment @version"),
+        ("waited", "@waited{0.0} s"),
+        ("last came", "@last"),
+        ("of deltas", "@delta_count"),
+    ]
     plot.add_tools(HoverTool(renderers=[gathering, merging], tooltips=tips))
     plot.add_tools(HoverTool(renderers=[adopted], tooltips=[("", "@learner adopted @fragment @version")]))
     marks = ColumnDataSource(mark_columns(history), name="marks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +28,20 @@ _LEASE: Final = Duration(seconds=2)
 def console(target: str, *, webhook_url: str | None = None, allows_actions: bool = False) -> Iterator[str]:
     """Yields the URL of a console of that syncer."""
     settings = Settings(prices={}, allows_actions=allows_actions)
-    app = application(Console(lambda: RunsClient(target), settings, webhook_url=webhook_url), hosts=["127.0.0.1"])
+    with _serving(Console(lambda: RunsClient(target), settings, webhook_url=webhook_url)) as url:
+        yield url
+
+
+@contextmanager
+def console_of(connect: Callable[[], Any]) -> Iterator[str]:
+    """Yields the URL of a console whose clients `connect` makes."""
+    with _serving(Console(connect, Settings(prices={}))) as url:
+        yield url
+
+
+@contextmanager
+def _serving(served: Console) -> Iterator[str]:
+    app = application(served, hosts=["127.0.0.1"])
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="console")

@@ -36,6 +36,8 @@ _EVENT_COUNT: Final = 20_000  # of the newest
 _REPORT_COUNT: Final = 6  # reports over which bandwidth is averaged, 10 s or less, because deltas come in bursts
 _DETAILED_COUNT: Final = 2_000  # newest versions of which each delta is known; ListVersions has those of the others
 _REPORTED_COUNT: Final = 1_000
+_ADOPTED_COUNT: Final = 300  # newest versions of which the time is known at which a learner told of them
+_NAMED_COUNT: Final = 5  # of many learners, the text of an event names those with most weight
 _RATE_SPAN_S: Final = 300.0  # of tokens a second
 _SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
 
@@ -72,7 +74,6 @@ class VersionView:
     committed_at_s: float
     opened_at_s: float | None = None  # its first delta, or when the syncer opened the round if that is earlier
     closed_at_s: float | None = None
-    contributors: str = ""  # learner ids, sorted, separated by spaces
     delta_count: int = 0
     staleness: int = 0  # of its stalest delta
     received_bytes: int = 0  # of its deltas
@@ -130,7 +131,7 @@ class LearnerView:
             self.losses.add(Point(now_s, report.step_count, report.token_count, report.loss))
         for adopted in report.adopted:
             self.adopted_at_s.setdefault((adopted.fragment, adopted.version), now_s)
-        while len(self.adopted_at_s) > _DETAILED_COUNT:
+        while len(self.adopted_at_s) > _ADOPTED_COUNT:
             del self.adopted_at_s[next(iter(self.adopted_at_s))]
         last = self._reports[-1][1] if self._reports else report
         if report.sent_bytes < last.sent_bytes or report.received_bytes < last.received_bytes:
@@ -423,8 +424,11 @@ class RunHistory:
                 learner.merged_steps[name] += delta.step_count
                 learner.shares.append(delta.weight_share)
                 learner.merged_at_s[name] = time_s
-        shares = ", ".join(f"{delta.learner_id} {delta.weight_share:.0%}" for delta in committed.merged)
-        return f"{name} is at version {version} by {shares or 'no delta'}"
+        heaviest = sorted(committed.merged, key=lambda delta: -delta.weight_share)[:_NAMED_COUNT]
+        shares = [f"{delta.learner_id} {delta.weight_share:.0%}" for delta in heaviest]
+        if more_count := len(committed.merged) - len(heaviest):
+            shares.append(f"{more_count} more")
+        return f"{name} is at version {version} by {', '.join(shares) or 'no delta'}"
 
     def _add_version(self, fragment: FragmentView, version: VersionView) -> None:
         if fragment.versions and version.version > 1:
@@ -495,7 +499,6 @@ def _version_view(
         committed_at_s=time_s,
         opened_at_s=fragment.opened_at_s,
         closed_at_s=fragment.closed_at_s,
-        contributors=" ".join(sorted(delta.learner_id for delta in deltas)),
         delta_count=len(deltas),
         staleness=max((delta.staleness for delta in deltas), default=0),
         received_bytes=sum(delta.size_bytes for delta in deltas),

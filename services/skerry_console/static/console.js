@@ -96,7 +96,7 @@ async function act(button) {
   alert(await answer.text());
 }
 
-function apply(change) {
+async function apply(change) {
   for (const [id, html] of Object.entries(change.sections ?? {})) {
     let place = byId(id);
     if (!place) {
@@ -109,7 +109,7 @@ function apply(change) {
   if (change.pictures) {
     for (const shown of [...Bokeh.documents]) shown.clear();
     for (const place of Object.keys(change.pictures)) byId(place).replaceChildren();
-    draw(change.pictures);
+    await draw(change.pictures);
   }
   for (const [name, columns] of Object.entries(change.points ?? {})) model(name)?.stream(columns, 2000);
   for (const [name, columns] of Object.entries(change.columns ?? {})) {
@@ -120,12 +120,14 @@ function apply(change) {
   if (change.sections && byId("event-words").value === "" && change.events) byId("event-page").innerHTML = change.events;
 }
 
-draw(pictures).then(() => {
-  if (facts.is_report) return;
+if (facts.is_report) {
+  draw(pictures);
+} else {
   const source = new EventSource(`/runs/${facts.run}/changes?after=${facts.cursor}`);
-  source.onmessage = (message) => apply(JSON.parse(message.data));
+  let applied = Promise.resolve();
+  source.onmessage = (message) => { applied = applied.then(() => apply(JSON.parse(message.data))); };
   source.onerror = () => { byId("headline").textContent = "The console does not answer; trying again."; };
-});
+}
 
 byId("loss-axis").onchange = setLossAxis;
 byId("colouring").onchange = setColouring;

@@ -173,7 +173,7 @@ class Follower:
 
     def _wait(self, run: Run, missing_count: int) -> None:
         """Returns when so many versions of fragments are made, or the run is rolled back or closed."""
-        for message in self.client.watch(self._name, after_position=run.position):
+        for message in self.client.watch(self._name, uid=run.uid, after_position=run.position):
             self._failure_count = 0
             kind = message.WhichOneof("kind") if isinstance(message, Event) else None
             missing_count -= kind == "version_committed"

@@ -38,16 +38,17 @@ def follow(
             not exist may be created.
     """
     clock = clock or SystemClock()
-    broke_at_s, has_started, attempt, notice = 0.0, False, 0, ""
+    broke_at_s, uid, attempt, notice = 0.0, "", 0, ""
     while True:
         try:
-            for message in client.watch(run, after_position=after_position):
-                has_started, attempt, notice = True, 0, ""
+            for message in client.watch(run, uid=uid, after_position=after_position):
+                attempt, notice = 0, ""
                 yield message
                 if isinstance(message, Event):
                     after_position = max(after_position, message.position)
                     is_over = message.status_changed == v1.RUN_STATUS_CLOSED
                 else:  # a closed run that was asked for its past has yet to tell it
+                    uid = message.run.uid
                     is_closed = message.run.status == v1.RUN_STATUS_CLOSED
                     is_over = is_closed and not 0 < after_position < message.run.position
                 if is_over and until_closed:
@@ -56,7 +57,7 @@ def follow(
         except SkerryError as error:
             if attempt == 0:  # nothing may have happened for long before the stream broke
                 broke_at_s = clock.monotonic_s()
-            is_missing = isinstance(error, RunNotFoundError) and not has_started
+            is_missing = isinstance(error, RunNotFoundError) and not uid
             if not (is_missing or is_transient(error)) or clock.monotonic_s() - broke_at_s > patience_s:
                 raise
             attempt += 1

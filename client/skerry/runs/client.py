@@ -297,9 +297,12 @@ class RunsClient:
         self._call(lambda stubs: stubs.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
-    def watch(self, name: str, *, after_position: int = 0) -> Iterator[WatchStart | Event]:
-        """Yields the run as it is now, then its events; raises SkerryError when the stream breaks."""
-        request = exchange_pb2.WatchRequest(run=name, after_position=after_position)
+    def watch(self, name: str, *, uid: str = "", after_position: int = 0) -> Iterator[WatchStart | Event]:
+        """Yields the run as it is now, then its events; raises SkerryError when the stream breaks.
+
+        With a uid it refuses another run that has the name now.
+        """
+        request = exchange_pb2.WatchRequest(run=name, run_uid=uid, after_position=after_position)
         responses = self._thread.call(lambda: self._transport.watch(request))
         try:
             while (response := self._thread.run(_next(responses))) is not None:

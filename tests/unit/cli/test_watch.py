@@ -23,7 +23,7 @@ from skerry.v1.exchange_pb2 import WatchStart
 
 AWAY = error_of("STORE_UNAVAILABLE", "the store is away")
 CLOSED = v1.Event(position=30, status_changed=v1.RUN_STATUS_CLOSED)
-OPEN = WatchStart(run=v1.Run(name="demo", status=v1.RUN_STATUS_OPEN, position=9))
+OPEN = WatchStart(run=v1.Run(name="demo", uid="1", status=v1.RUN_STATUS_OPEN, position=9))
 
 
 class Streams:
@@ -32,9 +32,11 @@ class Streams:
     def __init__(self, *streams: Sequence[WatchStart | v1.Event | SkerryError]) -> None:
         self._streams = list(streams)
         self.asked: list[int] = []  # after which positions
+        self.uids: list[str] = []  # of which runs
 
-    def watch(self, _run: str, *, after_position: int) -> Iterator[WatchStart | v1.Event]:
+    def watch(self, _run: str, *, uid: str, after_position: int) -> Iterator[WatchStart | v1.Event]:
         self.asked.append(after_position)
+        self.uids.append(uid)
         for message in self._streams.pop(0):
             if isinstance(message, SkerryError):
                 raise message
@@ -68,6 +70,7 @@ def test_a_stream_that_breaks_or_ends_goes_on_after_the_last_position_seen() -> 
     said: list[str] = []
     assert positions(streams, tell=said.append) == [10, 11, 30]
     assert streams.asked == [0, 10, 10, 11]
+    assert streams.uids == ["", "1", "1", "1"]  # never another run that has the name by then
     assert said == ["reconnecting: the store is away", "reconnecting: the syncer ended the stream"]
 
 
@@ -94,8 +97,8 @@ def test_patience_begins_when_the_stream_breaks_however_long_nothing_happened() 
     clock = Clock()
 
     class Quiet(Streams):
-        def watch(self, run: str, *, after_position: int) -> Iterator[WatchStart | v1.Event]:
-            for message in super().watch(run, after_position=after_position):
+        def watch(self, run: str, *, uid: str, after_position: int) -> Iterator[WatchStart | v1.Event]:
+            for message in super().watch(run, uid=uid, after_position=after_position):
                 yield message
                 clock.now_s += 3600.0
 

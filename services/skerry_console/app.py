@@ -97,7 +97,8 @@ class Console:
         try:
             await asyncio.to_thread(feed.wait_current, _START_S)
         except (SkerryError, TimeoutError) as error:
-            del self._feeds[run]
+            if self._feeds.get(run) is feed:  # nobody else who waited for it has taken it out
+                del self._feeds[run]
             feed.close()
             raise HTTPException(502, str(error)) from error
         return feed

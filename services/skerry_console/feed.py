@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from skerry import RunsClient, SkerryError
@@ -16,6 +16,7 @@ from skerry.history.alerts import Alert, alerts
 from skerry.history.following import follow
 from skerry.history.run_history import EventText, RunHistory, VersionView
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
 from skerry.v1.types_pb2 import RUN_STATUS_CLOSED
 from skerry_console.pictures import (
@@ -32,7 +33,6 @@ from skerry_console.view import Settings, events_html, sections
 _LOG: Final = get_logger(__name__)
 _CLOCK: Final = SystemClock()
 _TICK_S: Final = 0.5
-_NO_PICTURES: Final = -1  # as a cursor's number of curves
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
 _QUIET_S: Final = 1.0
@@ -40,20 +40,22 @@ _QUIET_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a page shows already: the run up to a log position and a time, and a number of curves."""
+    """What a page shows already: of which feed, up to which log position, and how many points of each curve."""
 
+    feed: str
     position: int
-    time_s: float
-    curve_count: int
+    point_counts: tuple[int, ...] | None  # None: it has no pictures yet
 
     def __str__(self) -> str:
-        return f"{self.position}:{self.time_s}:{self.curve_count}"
+        counts = "none" if self.point_counts is None else ",".join(map(str, self.point_counts))
+        return f"{self.feed}:{self.position}:{counts}"
 
     @classmethod
     def parsed(cls, text: str) -> Cursor:
         """Returns the cursor that `str` gave; raises ValueError."""
-        position, time_s, curve_count = text.split(":")
-        return cls(int(position), float(time_s), int(curve_count))
+        feed, position, counts = text.split(":")
+        point_counts = None if counts == "none" else tuple(map(int, filter(None, counts.split(","))))
+        return cls(feed, int(position), point_counts)
 
 
 class RunFeed:
@@ -61,6 +63,7 @@ class RunFeed:
 
     def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings) -> None:
         self.run = run
+        self._id = system_random().randbytes(8).hex()
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
         self._heard = 0  # messages
@@ -134,10 +137,13 @@ class RunFeed:
 
     def cursor(self) -> Cursor:
         """Returns the cursor of a page that is made now, without pictures: the first change brings them."""
-        return replace(_cursor(self._history), curve_count=_NO_PICTURES)
+        return Cursor(self._id, self._history.applied_position, None)
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
-        """Yields server-sent events of what changed since the cursor, twice a second at most, without end."""
+        """Yields server-sent events of what changed since the cursor, twice a second at most.
+
+        The last one asks for a new page: the run is not followed any more, or the cursor is of another feed's page.
+        """
         shown: dict[str, str] = {}
         told: EventText | None = None
         quiet_ticks = 0
@@ -152,10 +158,11 @@ class RunFeed:
                 change |= _picture_changes(history, cursor, has_events=newest is not told)
                 if newest is not told:
                     change["events"], told = events_html(history, "", 0), newest
-                shown, cursor = fresh, _cursor(history)
+                counts = tuple(series.added_count for series in curves(history).values())
+                shown, cursor = fresh, Cursor(self._id, history.applied_position, counts)
             return change
 
-        while True:
+        while cursor.feed == self._id and self.failure is None:
             change = await asyncio.to_thread(look)  # pictures of a large run take a second
             quiet_ticks = 0 if change else quiet_ticks + 1
             if change:
@@ -163,6 +170,7 @@ class RunFeed:
             elif quiet_ticks % _TICKS_A_SIGN == 0:
                 yield ": nothing new\n\n"  # so that proxies keep the stream, and a page that is gone is noticed
             await asyncio.sleep(_TICK_S)
+        yield 'data: {"reload": true}\n\n'
 
     def _fresh_sections(self, history: RunHistory) -> dict[str, str]:
         """Returns the page's sections as of now; everybody who looks shares them for a tick."""
@@ -204,19 +212,15 @@ class RunFeed:
         _LOG.warning("the run can't be followed", run=self.run, cause=reason)
 
 
-def _cursor(history: RunHistory) -> Cursor:
-    return Cursor(history.applied_position, history.now_s, len(curves(history)))
-
-
 def _picture_changes(history: RunHistory, cursor: Cursor, *, has_events: bool) -> dict[str, Any]:
     """Returns whole pictures if there is a curve more, else what their sources gained since the cursor."""
     known = curves(history)
-    if len(known) != cursor.curve_count:
+    if cursor.point_counts is None or len(known) != len(cursor.point_counts):
         return {"pictures": items(history)}
     points = {
-        name: curve_columns(point for point in series if point.time_s > cursor.time_s)
-        for name, series in known.items()
-        if series.last is not None and series.last.time_s > cursor.time_s
+        name: curve_columns(added)
+        for (name, series), count in zip(known.items(), cursor.point_counts, strict=True)
+        if (added := series.added_after(count))
     }
     if not points and not has_events:
         return {}

@@ -22,6 +22,7 @@ class Series:
 
     def __init__(self) -> None:
         self._points: list[Point] = []
+        self.added_count = 0
 
     def __len__(self) -> int:
         return len(self._points)
@@ -37,9 +38,14 @@ class Series:
     def add(self, point: Point) -> None:
         """Appends a point."""
         self._points.append(point)
+        self.added_count += 1
         if len(self._points) > _MOST_POINTS:
             half = _MOST_POINTS // 2
             self._points[:half] = self._points[:half:2]
+
+    def added_after(self, count: int) -> list[Point]:
+        """Returns the points that came after the first `count`, as far as they are kept."""
+        return self._points[-missing:] if (missing := self.added_count - count) > 0 else []
 
     def last_before(self, time_s: float) -> Point | None:
         """Returns the newest point that is not later than `time_s`, else the oldest; None if there is no point."""

@@ -97,6 +97,7 @@ async function act(button) {
 }
 
 async function apply(change) {
+  if (change.reload) return void location.reload();
   for (const [id, html] of Object.entries(change.sections ?? {})) {
     let place = byId(id);
     if (!place) {

@@ -1,0 +1,93 @@
+"""What a page is told of the changes since it was made."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from skerry import SkerryError
+from skerry.errors import error_of
+from skerry.v1 import types_pb2 as v1
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry_console.feed import Cursor, RunFeed
+from skerry_console.view import Settings
+from tests.support import recorded_run as recorded
+
+_RUN = v1.Run(name="demo", uid="1", status=v1.RUN_STATUS_OPEN, position=4)
+_RUN.fragments.add(name="head")
+
+
+class Stream:
+    """A client of a run whose events a test says."""
+
+    def __init__(self) -> None:
+        self._messages: queue.Queue[WatchStart | v1.Event | Exception] = queue.Queue()
+        self._read = threading.Semaphore(0)
+        self._messages.put(WatchStart(run=_RUN))
+
+    def watch(self, _run: str, **_: Any) -> Iterator[WatchStart | v1.Event]:
+        while True:
+            message = self._messages.get()
+            if isinstance(message, Exception):
+                raise message
+            yield message
+            self._read.release()
+
+    def tell(self, *messages: v1.Event | Exception) -> None:
+        for message in messages:
+            self._messages.put(message)
+        for message in messages:
+            if not isinstance(message, Exception):
+                self._read.acquire()
+
+    def close(self) -> None:
+        self._messages.put(CancelledError())
+
+
+@contextmanager
+def followed() -> Iterator[tuple[RunFeed, Stream]]:
+    stream: Any = Stream()
+    feed = RunFeed(lambda: stream, "demo", Settings(prices={}))
+    feed.wait_started(20)
+    stream._read.acquire()
+    try:
+        yield feed, stream
+    finally:
+        feed.close()
+
+
+async def next_change(changes: AsyncIterator[str]) -> dict[str, Any]:
+    async for event in changes:
+        if "data: " in event:
+            change: dict[str, Any] = json.loads(event.partition("data: ")[2])
+            return change
+    return {}
+
+
+async def test_a_report_through_a_replica_whose_clock_is_an_hour_behind_is_drawn() -> None:
+    with followed() as (feed, stream):
+        stream.tell(recorded.event(7200.0, learner=recorded.learner(loss=3.0)))
+        changes = feed.changes(feed.cursor())
+        assert "pictures" in await next_change(changes)
+        stream.tell(recorded.event(3600.0, learner=recorded.learner(loss=2.0, step_count=11)))
+        change = await next_change(changes)
+        assert change["points"]["loss us"]["value"] == [2.0]
+
+
+async def test_the_page_of_another_feed_or_of_a_run_that_is_gone_is_made_anew() -> None:
+    with followed() as (feed, stream):
+        old = Cursor("another", 4, ())
+        assert await next_change(feed.changes(Cursor.parsed(str(old)))) == {"reload": True}
+        changes = feed.changes(feed.cursor())
+        assert "sections" in await next_change(changes)
+        stream.tell(error_of("RUN_REPLACED", "the name belongs to another run now"))
+        with pytest.raises(SkerryError, match="another run"):
+            feed.wait_closed(20)
+        assert await next_change(changes) == {"reload": True}

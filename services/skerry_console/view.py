@@ -142,7 +142,8 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
 
 def _kpis(history: RunHistory, settings: Settings, now_s: float) -> list[tuple[str, str, str]]:
     """Returns name, value and explanation of each figure on top of the page."""
-    tokens_per_s, versions_per_hour, goodput = history.tokens_per_s(), history.versions_per_hour(), history.goodput()
+    tokens_per_s, versions_per_hour = history.tokens_per_s(now_s), history.versions_per_hour(now_s)
+    goodput = history.goodput()
     live, expected, participating = history.learner_counts()
     reports = [view.status.report for view in history.learners.values()]
     steps = sum(report.step_count for report in reports)

@@ -104,7 +104,7 @@ def _late(history: RunHistory, now_s: float) -> Iterator[Finding]:
     for name, fragment in history.fragments.items():
         if not fragment.versions or not fragment.usual_s:
             continue
-        age_s = now_s - fragment.versions[-1].committed_at_s
+        age_s = now_s - fragment.heard_at_s
         if age_s > max(_LATE_FACTOR * fragment.usual_s, _SILENT_S / 6):
             usual = duration_text(fragment.usual_s)
             yield Finding(name, f"{name} has no new version for {duration_text(age_s)}; usual are {usual}")
@@ -143,8 +143,9 @@ def _not_finite(history: RunHistory, _: float) -> Iterator[Finding]:
 
 def _failed_gate(history: RunHistory, _: float) -> Iterator[Finding]:
     gate = history.policy.gate
-    report = next((report for report in reversed(history.reports) if report.judge == gate.judge), None)
-    if report is not None and report.better_position and gate.metric in report.metrics:
+    reports = (report for report in reversed(history.reports) if report.judge == gate.judge)
+    report = next((report for report in reports if gate.metric in report.metrics), None)
+    if report is not None and report.better_position:
         value = report.metrics[gate.metric]
         facts = f"{gate.metric} at position {report.position} is {value:.4g}, worse than at {report.better_position}"
         yield Finding(gate.metric, f"{gate.judge} reports that {facts}")

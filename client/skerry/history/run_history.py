@@ -2,6 +2,9 @@
 
 One model feeds the terminal table, the console's pages, the report and the alerts. It holds nothing that another
 watch from position 1 would not give again, except what is never in the log: learners' reports and openings of rounds.
+
+Times are those of the log, whose writers' clocks may differ. How long ago something was is told by the observer's clock
+alone, except of what happened before it watched.
 """
 
 from __future__ import annotations
@@ -179,6 +182,7 @@ class FragmentView:
     open_version: int | None = None
     opened_at_s: float | None = None  # of the round that gathers or merges
     closed_at_s: float | None = None
+    heard_at_s: float = 0.0  # of the newest version
     usual_s: float = 0.0  # moving average of the time between versions
     versions: list[VersionView] = field(default_factory=list)  # oldest first
 
@@ -206,6 +210,7 @@ class RunHistory:
         self.detailed: deque[VersionView] = deque()  # newest versions, with their deltas
         self.applied_position = 0
         self._started_at = 0  # position of the newest start: events up to it are the past, told again
+        self._heard_at_s = 0.0  # the newest message: when it came, or when it happened if it tells the past again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
 
     @property
@@ -235,7 +240,9 @@ class RunHistory:
         self.position = max(self.position, message.position)
         self.applied_position = max(self.applied_position, message.position)
         time_s = message.time.ToMilliseconds() / 1000 if message.HasField("time") else now_s
-        self.now_s = max(self.now_s, time_s)
+        is_past = message.position <= self._started_at and not message.learner.HasField("report")
+        self._heard_at_s = time_s if is_past else now_s or time_s
+        self.now_s = max(self.now_s, self._heard_at_s)
         text, learner_id = self._apply_event(message, time_s)
         if text is not None:
             kind = message.WhichOneof("kind") or ""
@@ -266,8 +273,7 @@ class RunHistory:
         own_s = self.policy.inner_step_count * learner.status.report.step_time.ToMilliseconds() / 1000
         missed = [
             (
-                (fragment.versions[-1].committed_at_s - max(learner.merged_at_s.get(name, 0.0), learner.attached_at_s))
-                / length_s,
+                (fragment.heard_at_s - max(learner.merged_at_s.get(name, 0.0), learner.attached_at_s)) / length_s,
                 name,
             )
             for name, fragment in self.fragments.items()
@@ -276,21 +282,19 @@ class RunHistory:
         count, name = max(missed, default=(0.0, ""))
         return name, count
 
-    def tokens_per_s(self) -> float | None:
+    def tokens_per_s(self, now_s: float) -> float | None:
         """Returns the tokens that the run merged a second over the last minutes; None before two versions."""
-        last = self.progress.last
-        first = self.progress.last_before(self.now_s - _RATE_SPAN_S)
-        if last is None or first is None or self.now_s <= first.time_s or len(self.progress) < 2:
+        last, first = self.progress.last, self.progress.last_before(now_s - _RATE_SPAN_S)
+        if last is None or first is None or now_s <= first.time_s or len(self.progress) < 2:
             return None
-        return (last.token_count - first.token_count) / (self.now_s - first.time_s)
+        return (last.token_count - first.token_count) / (now_s - first.time_s)
 
-    def versions_per_hour(self) -> float | None:
+    def versions_per_hour(self, now_s: float) -> float | None:
         """Returns the versions of all fragments that were made an hour, over the last hour."""
-        last = self.progress.last
-        first = self.progress.last_before(self.now_s - 3600)
-        if last is None or first is None or self.now_s <= first.time_s:
+        last, first = self.progress.last, self.progress.last_before(now_s - 3600)
+        if last is None or first is None or now_s <= first.time_s:
             return None
-        return 3600 * (last.value - first.value) / (self.now_s - first.time_s)
+        return 3600 * (last.value - first.value) / (now_s - first.time_s)
 
     def goodput(self) -> float | None:
         """Returns steps merged / steps taken, of all learners that report; None before the first."""
@@ -398,7 +402,7 @@ class RunHistory:
                 text = self._report(event.metrics_reported, time_s)
             case "learner":
                 learner_id = event.learner.learner_id
-                text = self._learner_text(event.learner, time_s, is_past=event.position <= self._started_at)
+                text = self._learner_text(event.learner, self._heard_at_s, is_past=event.position <= self._started_at)
         return text, learner_id
 
     def _accept(self, delta: DeltaFate, time_s: float) -> str:
@@ -416,14 +420,14 @@ class RunHistory:
         self._add_version(view, _version_view(committed, position, time_s, view, self._accepted_at_s))
         if committed.run_token_count:
             self.step_count, self.token_count = committed.run_step_count, committed.run_token_count
-        self._progress(time_s)
+        self._progress()
         for delta in committed.merged:
             self._accepted_at_s.pop(delta.delta_id, None)
             if version and delta.learner_id in self.learners:
                 learner = self.learners[delta.learner_id]
                 learner.merged_steps[name] += delta.step_count
                 learner.shares.append(delta.weight_share)
-                learner.merged_at_s[name] = time_s
+                learner.merged_at_s[name] = self._heard_at_s
         heaviest = sorted(committed.merged, key=lambda delta: -delta.weight_share)[:_NAMED_COUNT]
         shares = [f"{delta.learner_id} {delta.weight_share:.0%}" for delta in heaviest]
         if more_count := len(committed.merged) - len(heaviest):
@@ -432,8 +436,9 @@ class RunHistory:
 
     def _add_version(self, fragment: FragmentView, version: VersionView) -> None:
         if fragment.versions and version.version > 1:
-            span_s = version.committed_at_s - fragment.versions[-1].committed_at_s
+            span_s = max(0.0, self._heard_at_s - fragment.heard_at_s)
             fragment.usual_s += 0.2 * (span_s - fragment.usual_s) if fragment.usual_s else span_s
+        fragment.heard_at_s = self._heard_at_s
         fragment.versions.append(version)
         fragment.opened_at_s = fragment.closed_at_s = None
         self.version_count += 1
@@ -441,8 +446,8 @@ class RunHistory:
         if len(self.detailed) > _DETAILED_COUNT:
             self.detailed.popleft().deltas = ()
 
-    def _progress(self, time_s: float) -> None:
-        self.progress.add(Point(time_s, self.step_count, self.token_count, self.version_count))
+    def _progress(self) -> None:
+        self.progress.add(Point(self._heard_at_s, self.step_count, self.token_count, self.version_count))
 
     def _roll_back(self, rolled: RolledBack, position: int, time_s: float) -> str:
         for target, source_version in zip(rolled.versions, rolled.source_versions, strict=True):
@@ -455,7 +460,7 @@ class RunHistory:
             made = VersionView(target.fragment, target.version, position, time_s, source_version=source_version)
             self._add_version(view, made)
         self.step_count, self.token_count = rolled.run_step_count, rolled.run_token_count
-        self._progress(time_s)
+        self._progress()
         author = f" by {rolled.author}" if rolled.author else ""
         count = len(rolled.versions)
         return f"rolled back {count} fragments to their content at position {rolled.target_position}{author}"

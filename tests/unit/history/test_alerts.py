@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from skerry.history.alerts import Severity, alerts, prometheus_rules
@@ -67,6 +68,16 @@ def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:
     assert late == {"SkerryNoVersion": "head has no new version for 61 s; usual are 20 s"}
 
 
+def test_a_replica_whose_clock_is_an_hour_off_raises_nothing() -> None:
+    seen = started()
+    for now_s in range(1000, 1200, 10):
+        log_s = now_s + 3600.0 * (now_s // 10 % 3 - 1)
+        seen.apply(event(log_s, learner=learner()), float(now_s))
+        seen.apply(event(log_s, version_committed=committed(now_s // 10 - 99, "us")), float(now_s))
+    assert raised(seen, 1195.0) == {}
+    assert seen.fragments["head"].usual_s == pytest.approx(10.0)
+
+
 def test_what_learners_report_of_the_store_their_deltas_and_their_loss() -> None:
     for problem, rule in (
         ("STORE_FULL", "SkerryStoreFull"),
@@ -84,6 +95,8 @@ def test_a_report_that_fails_the_gate_is_told_until_the_judge_reports_better() -
     seen = started(event(100, policy_changed=policy), event(101, metrics_reported=report))
     (alert,) = alerts(seen, 102)
     assert alert.summary == "eval reports that held-out at position 9 is 2.5, worse than at 4"
+    seen.apply(event(102, metrics_reported=v1.MetricsReport(judge="eval", position=9, metrics={"accuracy": 0.3})))
+    assert len(alerts(seen, 103)) == 1, "which says nothing of the gate's metric"
     seen.apply(event(103, metrics_reported=v1.MetricsReport(judge="eval", position=12, metrics={"held-out": 2.0})))
     assert alerts(seen, 104) == []
     assert [point.value for point in seen.metrics["eval", "held-out"]] == [2.5, 2.0]

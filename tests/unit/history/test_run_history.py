@@ -153,8 +153,9 @@ def test_goodput_is_what_was_merged_of_what_was_trained() -> None:
 
 def test_rates_are_those_of_the_last_minutes() -> None:
     history = recorded.started(recorded.event(5, learner=recorded.learner()), *recorded.rounds(60, "us"))
-    assert history.tokens_per_s() == pytest.approx(240.0)
-    assert history.versions_per_hour() == pytest.approx(360.0)
+    assert history.tokens_per_s(history.now_s) == pytest.approx(240.0)
+    assert history.tokens_per_s(history.now_s + 1000.0) == 0, "nothing was merged since"
+    assert history.versions_per_hour(history.now_s) == pytest.approx(360.0)
 
 
 def test_a_rollback_abandons_versions_and_names_its_author() -> None:

@@ -92,7 +92,8 @@ class Console:
                 raise HTTPException(404, str(error)) from error
             except SkerryError as error:
                 raise HTTPException(502, str(error)) from error
-            self._feeds.setdefault(run, RunFeed(self.connect, run, self.settings))
+            if run not in self._feeds:  # nobody else made it meanwhile
+                self._feeds[run] = RunFeed(self.connect, run, self.settings)
         feed = self._feeds[run]
         try:
             await asyncio.to_thread(feed.wait_current, _START_S)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from skerry import RunsClient, SkerryError
-from skerry.history.alerts import Alert, alerts
+from skerry.history.alerts import Alert, Severity, alerts, duration_text
 from skerry.history.following import follow
 from skerry.history.run_history import EventText, RunHistory, VersionView
 from skerry.runtime.clock import SystemClock
@@ -36,6 +36,8 @@ _TICK_S: Final = 0.5
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
 _QUIET_S: Final = 1.0
+_AWAY_S: Final = 60.0  # after which a syncer that does not answer is an alert
+_AWAY_ACTION: Final = "Look whether a replica runs, and whether the console reaches it. Learners train on meanwhile."
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class RunFeed:
         self._id = system_random().randbytes(8).hex()
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
+        self._broke_at_s: float | None = None  # when nothing was heard any more; None: the run is followed
         self._heard = 0  # messages
         self._settings = settings
         self._history = RunHistory()
@@ -131,9 +134,22 @@ class RunFeed:
             yield self._history
 
     def alerts(self) -> list[Alert]:
-        """Returns what is wrong now."""
+        """Returns what is wrong now.
+
+        While no syncer answers nobody knows how long learners are silent, and of a deleted run nothing is wrong.
+        """
+        if self.failure is not None:
+            return []
         with self.history() as history:
-            return alerts(history, _CLOCK.unix_s())
+            raised = alerts(history, self._known_until_s())
+        if self._broke_at_s is not None and (away_s := _CLOCK.unix_s() - self._broke_at_s) >= _AWAY_S:
+            summary = f"no syncer has answered for {duration_text(away_s)}: {self.error}"
+            raised.insert(0, Alert("SkerryReplicaDown", "syncer", Severity.CRITICAL, summary, _AWAY_ACTION))
+        return raised
+
+    def _known_until_s(self) -> float:
+        """Returns the time now, since 1970, or when the stream broke."""
+        return _CLOCK.unix_s() if self._broke_at_s is None else self._broke_at_s
 
     def cursor(self) -> Cursor:
         """Returns the cursor of a page that is made now, without pictures: the first change brings them."""
@@ -177,7 +193,7 @@ class RunFeed:
         made_at_s, made = self._sections
         now_s = _CLOCK.unix_s()
         if now_s - made_at_s >= _TICK_S / 2:
-            made = sections(history, self._settings, now_s, problem=self.error or "")
+            made = sections(history, self._settings, self._known_until_s(), problem=self.error or "")
             self._sections = now_s, made
         return made
 
@@ -193,7 +209,7 @@ class RunFeed:
             ):
                 with self._lock:
                     self._history.apply(message, _CLOCK.unix_s())
-                    self.error = None
+                    self.error = self._broke_at_s = None
                     self._heard += 1
                 self._started.set()
                 if self._history.is_current:
@@ -209,6 +225,8 @@ class RunFeed:
 
     def _tell(self, reason: str) -> None:
         self.error = reason
+        if self._broke_at_s is None:
+            self._broke_at_s = _CLOCK.unix_s()
         _LOG.warning("the run can't be followed", run=self.run, cause=reason)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from skerry import SkerryError
 from skerry.errors import error_of
+from skerry.runtime.clock import SystemClock
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry_console.feed import Cursor, RunFeed
@@ -91,3 +93,16 @@ async def test_the_page_of_another_feed_or_of_a_run_that_is_gone_is_made_anew() 
         with pytest.raises(SkerryError, match="another run"):
             feed.wait_closed(20)
         assert await next_change(changes) == {"reload": True}
+        assert feed.alerts() == []
+
+
+def test_learners_are_not_silent_because_the_syncer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    with followed() as (feed, stream):
+        stream.tell(recorded.event(now_s, learner=recorded.learner()))
+        stream.tell(error_of("UNREACHABLE", "connection refused"))
+        while feed.error is None:
+            time.sleep(0.01)
+        monkeypatch.setattr(SystemClock, "unix_s", lambda _: now_s + 600.0)
+        (alert,) = feed.alerts()
+        assert alert.summary == "no syncer has answered for 10 min: reconnecting: connection refused"

@@ -155,10 +155,11 @@ def report_command(
         if follows:
             feed.wait_closed(timeout_s)
         else:
-            feed.wait_current(timeout_s)
+            feed.wait_started(timeout_s)
+            feed.wait_current(math.inf)  # however long the past is, as long as it is being told
         with feed.history() as history:
             html = report(history, settings).encode()
-            count, position = history.version_count, history.position
+            count, position = history.version_count, history.applied_position
     finally:
         feed.close()
     with replacing(path) as written:

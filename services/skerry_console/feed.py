@@ -110,6 +110,8 @@ class RunFeed:
             if self._current.wait(_QUIET_S):
                 return
             waited_s += _QUIET_S
+        if heard == self._heard and self._broke_at_s is None:
+            self._current.set()
 
     def wait_closed(self, patience_s: float) -> None:
         """Returns when the run is closed and its judges have reported of the last version, for `patience_s` at most.
@@ -136,9 +138,10 @@ class RunFeed:
     def alerts(self) -> list[Alert]:
         """Returns what is wrong now.
 
-        While no syncer answers nobody knows how long learners are silent, and of a deleted run nothing is wrong.
+        While no syncer answers nobody knows how long learners are silent. Nothing is known to be wrong before the past
+        is told, or with a run that is deleted.
         """
-        if self.failure is not None:
+        if self.failure is not None or not self._current.is_set():
             return []
         with self.history() as history:
             raised = alerts(history, self._known_until_s())

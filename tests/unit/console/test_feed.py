@@ -99,10 +99,20 @@ async def test_the_page_of_another_feed_or_of_a_run_that_is_gone_is_made_anew() 
 def test_learners_are_not_silent_because_the_syncer_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     with followed() as (feed, stream):
-        stream.tell(recorded.event(now_s, learner=recorded.learner()))
+        stream.tell(recorded.event(now_s, position=4, learner=recorded.learner()))
         stream.tell(error_of("UNREACHABLE", "connection refused"))
         while feed.error is None:
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         monkeypatch.setattr(SystemClock, "unix_s", lambda _: now_s + 600.0)
         (alert,) = feed.alerts()
         assert alert.summary == "no syncer has answered for 10 min: reconnecting: connection refused"
+
+
+async def test_the_past_raises_no_alert_while_it_is_told() -> None:
+    full = recorded.learner(problem="STORE_FULL")
+    with followed() as (feed, stream):
+        stream.tell(recorded.event(100.0, position=3, learner=full))
+        assert feed.alerts() == []
+        stream.tell(recorded.event(100.0, position=4, learner=full))
+        feed.wait_current(20)
+        assert [alert.rule for alert in feed.alerts()] == ["SkerryStoreFull"]

@@ -219,7 +219,8 @@ class Pages:
         """Returns the run as one file."""
         feed = await self._console.feed(request.path_params["run"])
         with feed.history() as history:
-            return HTMLResponse(report(history, self._console.settings))
+            html = report(history, self._console.settings)
+        return HTMLResponse(html, headers={"Content-Disposition": f'attachment; filename="{feed.run}.html"'})
 
     async def action(self, request: Request) -> Response:
         """Rolls a run back or closes it."""

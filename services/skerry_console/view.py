@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,12 +98,14 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
     """Returns what the dialogue about a version says."""
     last = view.last_delta
     waited = view.waited_s
-    report = next((report for report in history.reports if report.position >= view.position), None)
-    judged = (
-        []
-        if report is None
-        else [(f"{name} ({report.judge})", f"{report.metrics[name]:.4f}") for name in report.metrics]
-    )
+    known = history.fragments[view.fragment].versions
+    replaced = next((newer.position for newer in known if newer.version > view.version), math.inf)
+    judged = {
+        f"{name} ({report.judge})": f"{value:.4f}"
+        for report in history.reports
+        if view.position <= report.position < replaced
+        for name, value in sorted(report.metrics.items())
+    }
     if view.source_version >= 0:
         origin = f"a roll-back, with the content of version {view.source_version}"
     elif view.version == 0:
@@ -116,7 +119,7 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
         ("its last delta", NO_DATA if last is None else f"of {last.learner_id}"),
         ("update", size_text(view.update_size_bytes) if view.update_size_bytes else NO_DATA),
         ("participation", f"{view.participation:.0%}" if view.participation else NO_DATA),
-        *judged,
+        *judged.items(),
     ]
     opened_at_s = view.opened_at_s or 0.0
     deltas = [

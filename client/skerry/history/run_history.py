@@ -469,7 +469,8 @@ class RunHistory:
         self.reports.append(report)
         for metric, value in sorted(report.metrics.items()):
             point = Point(time_s, report.run_step_count, report.run_token_count, value)
-            self.metrics.setdefault((report.judge, metric), Series()).add(point)
+            if report.HasField("run_step_count"):  # else the run has forgotten where that was
+                self.metrics.setdefault((report.judge, metric), Series()).add(point)
         text = f"{report.judge} reports of position {report.position}: "
         text += ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
         return text + (f"; worse than at {report.better_position} by the gate" if report.better_position else "")

@@ -79,6 +79,12 @@ def test_a_version_says_who_made_it_when_and_how_to_go_back_to_it() -> None:
     assert facts["held-out (eval)"] == "1.7500"
     assert "<td>us</td><td>50%</td><td>24</td><td>2.4k</td><td>1.0 kB</td><td>0</td><td>+0 ms</td>" in html
     assert "skerry rollback demo --to 12" in html
+    for message in round_events(2, 120.0, "us", position=20):
+        history.apply(message)
+    history.apply(event(130.0, 30, metrics_reported=v1.MetricsReport(position=25, judge="eval", metrics={"late": 1.5})))
+    first, second = history.versions()
+    assert "late" not in version_html(history, first), "which is of another version"
+    assert kpis(version_html(history, second))["late (eval)"] == "1.5000"
     assert "<button" not in html
     assert "data-action" in version_html(history, version, allows_actions=True)
 

@@ -91,15 +91,23 @@ def test_what_learners_report_of_the_store_their_deltas_and_their_loss() -> None
 
 def test_a_report_that_fails_the_gate_is_told_until_the_judge_reports_better() -> None:
     policy = v1.Policy(gate=v1.Gate(judge="eval", metric="held-out", margin=0.1))
-    report = v1.MetricsReport(judge="eval", position=9, better_position=4, metrics={"held-out": 2.5})
+    report = v1.MetricsReport(judge="eval", position=9, better_position=4, run_step_count=9, metrics={"held-out": 2.5})
     seen = started(event(100, policy_changed=policy), event(101, metrics_reported=report))
     (alert,) = alerts(seen, 102)
     assert alert.summary == "eval reports that held-out at position 9 is 2.5, worse than at 4"
     seen.apply(event(102, metrics_reported=v1.MetricsReport(judge="eval", position=9, metrics={"accuracy": 0.3})))
     assert len(alerts(seen, 103)) == 1, "which says nothing of the gate's metric"
-    seen.apply(event(103, metrics_reported=v1.MetricsReport(judge="eval", position=12, metrics={"held-out": 2.0})))
+    seen.apply(
+        event(
+            103,
+            metrics_reported=v1.MetricsReport(judge="eval", position=12, run_step_count=12, metrics={"held-out": 2.0}),
+        )
+    )
     assert alerts(seen, 104) == []
     assert [point.value for point in seen.metrics["eval", "held-out"]] == [2.5, 2.0]
+    forgotten = v1.MetricsReport(judge="eval", position=1, metrics={"held-out": 9.0})
+    seen.apply(event(105, metrics_reported=forgotten))
+    assert len(seen.metrics["eval", "held-out"]) == 2, "nobody knows at which step it is to be drawn"
 
 
 def test_the_committed_rules_of_prometheus_are_those_of_the_table() -> None:

@@ -204,7 +204,7 @@ def test_a_view_tells_live_from_participating_and_how_versions_were_made() -> No
 
 
 def test_a_view_begins_with_what_is_wrong_and_what_judges_report() -> None:
-    report = v1.MetricsReport(judge="eval", position=5, metrics={"held-out": 1.25})
+    report = v1.MetricsReport(judge="eval", position=5, run_step_count=5, metrics={"held-out": 1.25})
     state = recorded.started(
         recorded.event(100, learner=recorded.learner()), recorded.event(101, metrics_reported=report)
     )

@@ -108,6 +108,7 @@ class LearnerView:
     heard_at_s: float | None = None  # its last report's or entry's time
     attached_at_s: float | None = None  # while it is attached
     trained_s: float = 0.0  # of earlier attachments
+    repeated_step_count: int = 0  # by which its count of steps fell when it was started again
     merged_steps: Counter[str] = field(default_factory=Counter)  # by fragment
     sent_bytes: int = 0  # of its accepted deltas
     merged_at_s: dict[str, float] = field(default_factory=dict)  # by fragment: when a version last had its delta
@@ -137,6 +138,7 @@ class LearnerView:
         while len(self.adopted_at_s) > _ADOPTED_COUNT:
             del self.adopted_at_s[next(iter(self.adopted_at_s))]
         last = self._reports[-1][1] if self._reports else report
+        self.repeated_step_count += max(0, last.step_count - report.step_count)
         if report.sent_bytes < last.sent_bytes or report.received_bytes < last.received_bytes:
             self._reports.clear()
         self._reports.append((now_s, report))
@@ -299,7 +301,7 @@ class RunHistory:
     def goodput(self) -> float | None:
         """Returns steps merged / steps taken, of all learners that report; None before the first."""
         reporting = [view for view in self.learners.values() if view.status.report.step_count]
-        taken = sum(view.status.report.step_count for view in reporting)
+        taken = sum(view.status.report.step_count + view.repeated_step_count for view in reporting)
         merged = sum(sum(view.merged_steps.values()) / len(self.fragments) for view in reporting)
         return min(1.0, merged / taken) if taken and any(view.merged_steps for view in reporting) else None
 

@@ -149,6 +149,9 @@ def test_goodput_is_what_was_merged_of_what_was_trained() -> None:
     history = recorded.started(trained, *recorded.round_events(1, 100.0, "us"), *recorded.round_events(2, 110.0, "us"))
     assert history.goodput() == 0.5
     assert recorded.started(trained).goodput() is None, "nothing is known before the first version"
+    history.apply(recorded.event(120, learner=recorded.learner(step_count=0)))
+    history.apply(recorded.event(121, learner=recorded.learner(step_count=96)))
+    assert history.goodput() == 0.25, "a learner that is started again has trained before"
 
 
 def test_rates_are_those_of_the_last_minutes() -> None:

@@ -26,6 +26,7 @@ from skerry_console.pictures import COLOURINGS, learner_colour
 NO_DATA: Final = "no data"
 _NOW_S: Final = 15.0  # longer than the pause between two reports
 PAGE_SIZE: Final = 100  # events of a page
+_REPORT_PAGE_SIZE: Final = 2_000  # about 150 kB
 
 _TEMPLATES: Final = Environment(
     loader=PackageLoader("skerry_console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -40,13 +41,14 @@ class Settings:
     allows_actions: bool = False
 
 
-def page(history: RunHistory, settings: Settings, now_s: float, **values: Any) -> str:
+def page(history: RunHistory, settings: Settings, now_s: float, *, is_report: bool, **values: Any) -> str:
     """Returns the page of a run."""
     return _TEMPLATES.get_template("run.html").render(
         history=history,
         status=status_word(history.status),
         sections=sections(history, settings, now_s),
-        events=events_html(history, "", 0),
+        events=events_html(history, "", 0, is_report=is_report),
+        is_report=is_report,
         colourings=COLOURINGS,
         allows_actions=settings.allows_actions,
         **values,
@@ -84,14 +86,16 @@ def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: 
     return parts
 
 
-def events_html(history: RunHistory, words: str, page_number: int) -> str:
-    """Returns a page of the events whose text has all of `words`, the newest first."""
+def events_html(history: RunHistory, words: str, page_number: int, *, is_report: bool = False) -> str:
+    """Returns a page of the events whose text has all of `words`, the newest first; a report has a long one."""
+    page_size = _REPORT_PAGE_SIZE if is_report else PAGE_SIZE
     wanted = words.lower().split()
     matching = [event for event in reversed(history.events) if all(word in event.text.lower() for word in wanted)]
-    shown = matching[page_number * PAGE_SIZE : (page_number + 1) * PAGE_SIZE]
+    shown = matching[page_number * page_size : (page_number + 1) * page_size]
     rows = [{"position": event.position, "time": _clock(event.time_s), "text": event.text} for event in shown]
-    last = max(0, len(matching) - 1) // PAGE_SIZE
-    return _render("events", rows=rows, count=len(matching), page=page_number, last=last)
+    last = max(0, len(matching) - 1) // page_size
+    count = len(matching)
+    return _render("events", rows=rows, count=count, page=page_number, last=last, is_report=is_report)
 
 
 def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool = False) -> str:

@@ -16,6 +16,8 @@ def test_a_report_asks_for_nothing_and_is_small() -> None:
     assert not re.search(r'(?:src|href)="(?!#|data:)', page)
     assert len(html.encode()) < 3_000_000
     assert '<template id="version/head/299">' in html
+    assert "1196 of 1196 events, the newest" in page
+    assert "data-page" not in page, "nobody would answer"
 
 
 def test_json_in_a_page_ends_no_script() -> None:

@@ -22,16 +22,21 @@ class Webhook:
         self._raised: dict[tuple[str, str], Alert] = {}
 
     def update(self, raised: list[Alert]) -> None:
-        """Posts what is new and what is over; what could not be posted is tried again at the next call."""
+        """Posts what is new and what is over.
+
+        What could not be posted is tried again at the next call, and nothing after it before that: a hook that does not
+        answer would keep the others waiting.
+        """
         now = {alert.key: alert for alert in raised}
         for key, alert in now.items():
-            if key not in self._raised and self._post(
-                f"[{alert.severity}] {self._run}: {alert.summary}. {alert.action}"
-            ):
+            if key not in self._raised:
+                if not self._post(f"[{alert.severity}] {self._run}: {alert.summary}. {alert.action}"):
+                    return
                 self._raised[key] = alert
         for key in [key for key in self._raised if key not in now]:
-            if self._post(f"[resolved] {self._run}: {self._raised[key].summary}"):
-                del self._raised[key]
+            if not self._post(f"[resolved] {self._run}: {self._raised[key].summary}"):
+                return
+            del self._raised[key]
 
     def _post(self, text: str) -> bool:
         body = json.dumps({"text": text}).encode()

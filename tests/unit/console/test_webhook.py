@@ -20,6 +20,7 @@ class Hook(HTTPServer):
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.asked_count = 0
         self.status = 200
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -28,6 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hook
 
     def do_POST(self) -> None:
+        self.server.asked_count += 1
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.status == 200:
             self.server.texts.append(body["text"])
@@ -58,7 +60,8 @@ def test_an_alert_is_posted_once_and_its_end_once(hook: Hook) -> None:
 def test_what_the_hook_refuses_is_posted_again(hook: Hook) -> None:
     posting = Webhook(f"http://127.0.0.1:{hook.server_port}/hook", "demo")
     hook.status = 503
-    posting.update([FULL])
+    posting.update([FULL, FULL._replace(subject="other")])
+    assert hook.asked_count == 1, "a hook that fails is not asked again at once"
     hook.status = 200
     posting.update([FULL])
     assert len(hook.texts) == 1

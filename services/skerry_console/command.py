@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
@@ -23,6 +24,8 @@ from skerry_console.app import Console, application
 from skerry_console.feed import RunFeed
 from skerry_console.report import report
 from skerry_console.view import Settings
+
+_PAST_S: Final = 86400.0  # longer than any log takes to be told
 
 
 def _price(text: str) -> tuple[str, float]:
@@ -156,7 +159,7 @@ def report_command(
             feed.wait_closed(timeout_s)
         else:
             feed.wait_started(timeout_s)
-            feed.wait_current(math.inf)  # however long the past is, as long as it is being told
+            feed.wait_current(_PAST_S)
         with feed.history() as history:
             html = report(history, settings).encode()
             count, position = history.version_count, history.applied_position

@@ -35,7 +35,6 @@ _CLOCK: Final = SystemClock()
 _TICK_S: Final = 0.5
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
-_QUIET_S: Final = 1.0
 _AWAY_S: Final = 60.0  # after which a syncer that does not answer is an alert
 _AWAY_ACTION: Final = "Look whether a replica runs, and whether the console reaches it. Learners train on meanwhile."
 
@@ -69,7 +68,6 @@ class RunFeed:
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
         self._broke_at_s: float | None = None  # when nothing was heard any more; None: the run is followed
-        self._heard = 0  # messages
         self._settings = settings
         self._history = RunHistory()
         self._lock = threading.Lock()
@@ -104,14 +102,7 @@ class RunFeed:
             SkerryError, TimeoutError: as `wait_started`.
         """
         self.wait_started(timeout_s)
-        heard, waited_s = -1, 0.0
-        while heard != self._heard and waited_s < timeout_s:  # a log may end with entries that nobody is told of
-            heard = self._heard
-            if self._current.wait(_QUIET_S):
-                return
-            waited_s += _QUIET_S
-        if heard == self._heard and self._broke_at_s is None:
-            self._current.set()
+        self._current.wait(timeout_s)
 
     def wait_closed(self, patience_s: float) -> None:
         """Returns when the run is closed and its judges have reported of the last version, for `patience_s` at most.
@@ -213,7 +204,6 @@ class RunFeed:
                 with self._lock:
                     self._history.apply(message, _CLOCK.unix_s())
                     self.error = self._broke_at_s = None
-                    self._heard += 1
                 self._started.set()
                 if self._history.is_current:
                     self._current.set()

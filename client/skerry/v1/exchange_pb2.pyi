@@ -870,7 +870,9 @@ class WatchRequest(_message.Message):
     run_uid: _builtins.str
     """Uid of the run; empty: whatever the name has."""
     after_position: _builtins.int
-    """If 1 or more: events of every later log entry, from the past on; else: from now on. It counts as a position seen."""
+    """If 1 or more: events of every later log entry, from the past on; else: from now on. It counts as a position seen.
+    After the past comes an event without a kind, whose position is that of WatchStart.run.
+    """
     def __init__(
         self,
         *,

@@ -219,6 +219,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
             if request.after_position >= 1:
                 async for event in self._past(replica, request.after_position, until):
                     yield v1.WatchResponse(event=event)
+                yield v1.WatchResponse(event=Event(position=until))  # the last entry may have no event
             while (news := await stream.get()) is not None:
                 yield v1.WatchResponse(event=news)
 

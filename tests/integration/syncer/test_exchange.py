@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from typing import Any
@@ -165,6 +166,15 @@ async def test_the_past_says_when_each_delta_came_and_what_is_in_it(
     delta = accepted.delta_accepted
     assert (delta.step_count, delta.token_count) == (header.step_count, header.token_count)
     assert delta.size_bytes > 0
+
+
+async def test_an_event_without_a_kind_ends_the_past(stubs: Stubs, run: types.Run) -> None:
+    call: Any = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
+    position = (await call.read()).start.run.position
+    async with asyncio.timeout(20):
+        while (event := (await call.read()).event).WhichOneof("kind") is not None:
+            assert event.position <= position
+    assert event == types.Event(position=position)
 
 
 async def test_an_attached_learner_of_a_deleted_run_is_told(stubs: Stubs, run: types.Run, learner: RawLearner) -> None:

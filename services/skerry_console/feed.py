@@ -68,6 +68,7 @@ class RunFeed:
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
         self._broke_at_s: float | None = None  # when nothing was heard any more; None: the run is followed
+        self._is_closed = False
         self._settings = settings
         self._history = RunHistory()
         self._lock = threading.Lock()
@@ -81,6 +82,7 @@ class RunFeed:
 
     def close(self) -> None:
         """Stops following."""
+        self._is_closed = True
         self._client.close()
 
     def wait_started(self, timeout_s: float) -> None:
@@ -209,8 +211,9 @@ class RunFeed:
                     self._current.set()
                     if self._history.status == RUN_STATUS_CLOSED:
                         self._closed.set()
-        except CancelledError:  # by `close`
-            pass
+        except (CancelledError, RuntimeError):  # by `close`, while the thread waits for a message or applies one
+            if not self._is_closed:
+                raise
         except SkerryError as error:
             self.failure = error
         for event in (self._started, self._current, self._closed):

@@ -116,3 +116,11 @@ async def test_the_past_raises_no_alert_while_it_is_told() -> None:
         stream.tell(recorded.event(100.0, position=4, learner=full))
         feed.wait_current(20)
         assert [alert.rule for alert in feed.alerts()] == ["SkerryStoreFull"]
+
+
+def test_a_feed_that_is_closed_while_it_applies_a_message_ends_quietly() -> None:
+    stream: Any = Stream()
+    stream.close = lambda: stream.tell(RuntimeError("Event loop is closed"))  # as a client does then
+    feed = RunFeed(lambda: stream, "demo", Settings(prices={}))
+    feed.close()
+    feed.wait_closed(20)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeVar
 
+import zstandard
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -186,8 +187,11 @@ class Pages:
             cursor = Cursor.parsed(request.headers.get("last-event-id") or request.query_params["after"])
         except (KeyError, ValueError) as error:
             raise HTTPException(400, "`after` is not a cursor of a page") from error
+        stream: AsyncIterator[str | bytes] = feed.changes(cursor)
         headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(feed.changes(cursor), media_type="text/event-stream", headers=headers)
+        if "zstd" in request.headers.get("accept-encoding", ""):
+            stream, headers["Content-Encoding"] = compressed(stream), "zstd"
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def log(self, request: Request) -> Response:
         """Returns a page of a run's events."""
@@ -240,6 +244,14 @@ class Pages:
         except SkerryError as error:
             return PlainTextResponse(str(error), 409)
         return PlainTextResponse("done")
+
+
+async def compressed(texts: AsyncIterator[str | bytes]) -> AsyncIterator[bytes]:
+    """Yields texts as one stream of zstd, flushed after each: most of a change repeats what was sent before."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    async for text in texts:
+        data = text.encode() if isinstance(text, str) else text
+        yield compressor.compress(data) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import zstandard
 from starlette.testclient import TestClient
 
 from skerry import RunsClient
-from skerry_console.app import Console, application
+from skerry_console.app import Console, application, compressed
 from skerry_console.view import Settings
 from tests.support.syncer_thread import syncer
 
@@ -44,3 +45,16 @@ def test_a_syncer_that_does_not_answer_is_tried_again_by_the_page() -> None:
 def test_another_sites_name_and_an_action_without_leave_are_refused(browser: TestClient) -> None:
     assert browser.get("/", headers={"Host": "other.example"}).status_code == 400
     assert browser.post("/runs/demo/actions/close", json={"position": 1}).status_code == 403
+
+
+async def test_a_stream_of_changes_is_compressed_as_a_whole_and_each_part_can_be_read_when_it_comes() -> None:
+    texts = [f"data: {number} {'the same again' * 500}\n\n" for number in range(20)]
+
+    async def stream() -> AsyncIterator[str | bytes]:
+        for text in texts:
+            yield text
+
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    parts = [part async for part in compressed(stream())]
+    assert [reader.decompress(part).decode() for part in parts] == texts
+    assert sum(map(len, parts[1:])) < 2000

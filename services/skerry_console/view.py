@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from skerry.cli.console import count_text, rate_text, size_text
 from skerry.history.alerts import alerts, duration_text
@@ -31,6 +33,14 @@ _REPORT_PAGE_SIZE: Final = 2_000  # about 150 kB
 _TEMPLATES: Final = Environment(
     loader=PackageLoader("skerry_console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
+
+
+def _code(text: str) -> Markup:
+    """Returns a text as HTML, with what is between backticks as code."""
+    return Markup(re.sub(r"`(.*?)`", r"<code>\1</code>", str(escape(text))))
+
+
+_TEMPLATES.filters["code"] = _code
 
 
 @dataclass(frozen=True)
@@ -158,13 +168,15 @@ def _kpis(history: RunHistory, settings: Settings, now_s: float) -> list[tuple[s
     down = sum(report.received_bytes for report in reports)
     synchronous = SYNCHRONOUS_BITS / 8 * history.parameter_count * steps
     cost = _cost(history, settings, now_s)
+    judged = [(key, series.last.value) for key, series in sorted(history.metrics.items()) if series.last is not None]
+    (judge, metric), loss = next((pair for pair in judged if "loss" in pair[0][1]), (("", ""), None))
     return [
+        ("merged loss", _known(loss, "{:.4f}".format), f"{metric} by {judge}" if judge else "of `skerry judge`"),
         (
             "tokens a second",
             _known(tokens_per_s, lambda rate: count_text(round(rate))),
-            "merged, over the last five minutes",
+            f"merged lately; {count_text(round(history.token_count))} so far" if history.token_count else "merged",
         ),
-        ("tokens", count_text(round(history.token_count)) if history.token_count else NO_DATA, "merged so far"),
         ("goodput", _known(goodput, "{:.0%}".format), "inner steps merged / inner steps taken"),
         (
             "versions an hour",

@@ -88,7 +88,7 @@ def _idle(history: RunHistory, _: float) -> Iterator[Finding]:
         fragment, missed = history.missed_rounds(view)
         if view.status.is_live and missed >= _MISSED_ROUNDS and _open(history):
             severity = Severity.CRITICAL if missed >= _MANY_MISSED_ROUNDS else Severity.WARNING
-            yield Finding(name, f"{fragment} went on for {missed:.0f} rounds of {name} without it", severity)
+            yield Finding(name, f"{name} has missed {missed:.0f} of its rounds of {fragment}", severity)
 
 
 def _not_participating(history: RunHistory, now_s: float) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ def kpis(html: str) -> dict[str, str]:
 def test_a_run_without_learners_shows_no_zeros() -> None:
     shown = kpis(sections(started(), PLAIN, 100.0)["kpis"])
     unknown = {name for name, value in shown.items() if value == "no data"}
-    assert unknown == {"tokens a second", "tokens", "goodput", "versions an hour", "sent", "received"}
+    assert unknown == {"merged loss", "tokens a second", "goodput", "versions an hour", "sent", "received"}
     assert shown["learners"] == "0 / 0 / 0"
 
 
@@ -38,6 +38,14 @@ def test_a_syncer_that_does_not_answer_is_told_beside_the_time_of_what_is_shown(
     headline = sections(history, PLAIN, 160.0, problem="reconnecting: the syncer ended the stream")["headline"]
     assert "as of 1970-01-01 00:01:40 UTC" in headline
     assert "the syncer ended the stream" in headline
+
+
+def test_the_merged_loss_is_a_judges_and_what_to_type_is_code() -> None:
+    report = v1.MetricsReport(position=4, judge="eval", metrics={"accuracy": 0.5, "held_out_loss": 1.5})
+    shown = sections(started(event(3.0, metrics_reported=report)), PLAIN, 4.0)["kpis"]
+    assert kpis(shown)["merged loss"] == "1.5000"
+    assert "held_out_loss by eval" in shown
+    assert "of <code>skerry judge</code>" in sections(started(), PLAIN, 4.0)["kpis"]
 
 
 def test_a_slow_learner_is_told_with_what_it_costs_the_others() -> None:

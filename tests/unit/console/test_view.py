@@ -41,7 +41,8 @@ def test_a_syncer_that_does_not_answer_is_told_beside_the_time_of_what_is_shown(
 
 
 def test_the_merged_loss_is_a_judges_and_what_to_type_is_code() -> None:
-    report = v1.MetricsReport(position=4, judge="eval", metrics={"accuracy": 0.5, "held_out_loss": 1.5})
+    metrics = {"accuracy": 0.5, "held_out_loss": 1.5}
+    report = v1.MetricsReport(position=4, judge="eval", metrics=metrics, run_step_count=24, run_token_count=2400)
     shown = sections(started(event(3.0, metrics_reported=report)), PLAIN, 4.0)["kpis"]
     assert kpis(shown)["merged loss"] == "1.5000"
     assert "held_out_loss by eval" in shown

@@ -178,12 +178,12 @@ def test_an_alert_is_raised_and_resolved_and_posted_once_each(
     expect(page.locator("#kpis")).to_contain_text("2 / 2 / 2")
     for _ in range(3):
         run.advance(_FAST)
-    missed = "of its rounds of body"
+    missed = f"{_SLOW} has missed"
     expect(page.locator("#alerts")).to_contain_text(missed)
     page.get_by_label("only those with problems").check()
     expect(page.get_by_role("article", name=f"learner {_SLOW}")).to_be_visible()
     expect(page.get_by_role("article", name=f"learner {_FAST}")).to_be_hidden()
-    assert re.match(rf"\[(warning|critical)\] alert: {_SLOW} has missed", next_of(posted, missed))
+    assert re.match(r"\[(warning|critical)\] alert: ", next_of(posted, missed))
     run.advance(_SLOW)
     expect(page.locator("#alerts")).not_to_contain_text(missed)
     assert next_of(posted, missed).startswith("[resolved] alert: ")

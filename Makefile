@@ -119,5 +119,5 @@ $(SITE)/.ready: docs/site/requirements.txt pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(SITE)
 	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
-	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[console]'
 	@touch $@

@@ -9,7 +9,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import click
-import uvicorn
 
 from skerry import RunsClient, Tls
 from skerry.cli.connection import with_run
@@ -20,10 +19,6 @@ from skerry.runtime.addresses import server_address
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import log_to_stderr
 from skerry.runtime.options import ADDRESS, OUTPUT_FILE, Number, Parsed
-from skerry_console.app import Console, application
-from skerry_console.feed import RunFeed
-from skerry_console.report import report
-from skerry_console.view import Settings
 
 _PAST_S: Final = 86400.0  # longer than any log takes to be told
 
@@ -90,6 +85,11 @@ def console(
     prices: tuple[tuple[str, float], ...],
 ) -> None:
     """Show runs in a browser: losses, learners, versions, rounds, events and alerts, live."""
+    import uvicorn  # here: `skerry --help` does without the extra [console]
+
+    from skerry_console.app import Console, application
+    from skerry_console.view import Settings
+
     host, port = server_address(listen)
     if allows_actions and not is_loopback(host):
         raise click.UsageError("--actions needs a loopback address, because the console asks nobody who they are")
@@ -148,6 +148,10 @@ def report_command(
     Learners' losses and paces are in no log, so a report has them only with --follow, from its start on. What judges
     report of the merged model is in every report.
     """
+    from skerry_console.feed import RunFeed  # here: likewise
+    from skerry_console.report import report
+    from skerry_console.view import Settings
+
     log_to_stderr("warning")
     settings, path = Settings(prices=dict(prices)), out or Path(f"{run}.html")
     if not follows:

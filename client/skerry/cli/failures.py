@@ -63,7 +63,11 @@ _NEXT: Final[Mapping[str, str]] = {
 }
 
 # By name of a package that only some commands need: what to install.
-_PACKAGES: Final = {"torch": "'skerry[torch]'", "matplotlib": "matplotlib"}
+_PACKAGES: Final = {
+    "torch": "'skerry[torch]'",
+    "matplotlib": "matplotlib",
+    **dict.fromkeys(("bokeh", "jinja2", "starlette", "uvicorn"), "'skerry[console]'"),
+}
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> ExitStatus | int:

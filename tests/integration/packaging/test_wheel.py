@@ -51,8 +51,10 @@ def test_the_wheel_has_what_a_stranger_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     folders = (ROOT / "client", ROOT / "services")
     modules = {path.relative_to(folder).as_posix() for folder in folders for path in folder.glob("skerry*/**/*.py")}
-    assert {*modules, "skerry/v1/exchange_pb2.pyi", "skerry/py.typed", "skerry/planning/figures.json"} <= set(names)
-    packages = {"skerry", "skerry_syncer", "skerry_learner"}
+    files = ("skerry/v1/exchange_pb2.pyi", "skerry/py.typed", "skerry/planning/figures.json")
+    pages = ("skerry_console/templates/run.html", "skerry_console/static/console.js")
+    assert {*modules, *files, *pages} <= set(names)
+    packages = {"skerry", "skerry_syncer", "skerry_learner", "skerry_console"}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == packages
 
 

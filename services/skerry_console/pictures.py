@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -187,8 +188,9 @@ def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
         (
             (fragment, 1000 * time_s, name, colours[name], version)
             for name, view in history.learners.items()
-            for (fragment, version), time_s in view.adopted_at_s.items()
-            if time_s >= began_s
+            for (fragment, version), time_s in takewhile(
+                lambda adopted: adopted[1] >= began_s, reversed(view.adopted_at_s.items())
+            )
         ),
         key=lambda row: row[1],
     )[-_ADOPTION_COUNT:]
@@ -198,11 +200,11 @@ def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
 def mark_columns(history: RunHistory) -> dict[str, list[Any]]:
     """Returns lost learners, roll-backs and changes of the run's status since the first round that is shown."""
     began_s = _began_s(history)
+    shown = takewhile(lambda event: event.time_s >= began_s, reversed(history.events))
     marks = [
         event
-        for event in history.events
-        if event.time_s >= began_s
-        and (event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out"))
+        for event in shown
+        if event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out")
     ]
     return {"time": [1000 * mark.time_s for mark in marks], "text": [mark.text for mark in marks]}
 

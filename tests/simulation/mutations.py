@@ -284,7 +284,7 @@ def _after_each_admitted(patch: pytest.MonkeyPatch, change: Callable[[RunState, 
     patch.setattr(fold, "_apply_item", applied)
 
 
-@_defect("damage", 0, "verify finds nothing")
+@_defect("damage", 8, "verify finds nothing")
 def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
     """Snapshots and updates are used as they are read, whatever their digests are."""
     patch.setattr(Blobs, "read_checked", Blobs.read)

@@ -24,6 +24,7 @@ def test_a_run_is_sound_whatever_goes_wrong(mix: str, seed: int) -> None:
     assert verdict.version_count > 3, "nothing happened that could have gone wrong"
 
 
+@pytest.mark.long
 def test_a_seed_is_one_history_however_strings_are_hashed() -> None:
     digest = judge(_MIX, _SEED).digest
     assert digest == judge(_MIX, _SEED).digest != judge(_MIX, _SEED + 1).digest

@@ -66,6 +66,7 @@ def test_an_argument_that_can_not_be_right_is_refused_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_mixture_of_experts_with_44544_tensors_is_created_merged_and_joined(target: str) -> None:
     names = [f"model.experts.{number}.gate_proj.weight" for number in range(44_544)]
     arrays = {name: np.zeros(2, np.float32) for name in names}

@@ -45,6 +45,7 @@ def test_the_newest_weights_come_first_and_then_each_newer_ones(target: str) -> 
         assert positions == sorted(set(positions))
 
 
+@pytest.mark.long
 def test_late_lagging_and_steady_followers_have_the_same_bytes(target: str) -> None:
     problem = Quadratic()
     with Follower(target, "fit") as steady, Follower(target, "fit") as lagging, RunsClient(target) as client:

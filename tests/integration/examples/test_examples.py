@@ -53,6 +53,7 @@ def test_two_learners_train_one_model(name: str, target: str, tmp_path: Path) ->
     assert merged_learners(target, name) == {"us", "eu"}
 
 
+@pytest.mark.long
 def test_a_slower_learner_ends_with_the_others_at_the_rate_of_the_end(target: str, tmp_path: Path) -> None:
     processes = [start(target, tmp_path, "schedule", *words) for words in (("us",), ("eu", "3"))]
     said = [re.search(r"steps (\d+), rate (\S+), not merged \{\}", finish(process)) for process in processes]

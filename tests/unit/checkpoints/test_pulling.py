@@ -59,6 +59,7 @@ def test_late_lagging_and_steady_checkpoints_have_the_same_bytes(source: Path, t
     assert weights(lagging) == expected(source, 2)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_lags_by_a_hundred_versions_catches_up(tmp_path: Path) -> None:
     source, lagging = tmp_path / "source", tmp_path / "lagging"
     publisher = Publisher(source, base=BaseModel((), ()), like=None, dtype="bfloat16", keep=200)

@@ -107,7 +107,9 @@ def _late(history: RunHistory, now_s: float) -> Iterator[Finding]:
         age_s = now_s - fragment.heard_at_s
         if age_s > max(_LATE_FACTOR * fragment.usual_s, _SILENT_S / 6):
             usual = duration_text(fragment.usual_s)
-            yield Finding(name, f"{name} has no new version for {duration_text(age_s)}; usual are {usual}")
+            yield Finding(
+                name, f"{name} has had no new version for {duration_text(age_s)}; usually one comes every {usual}"
+            )
 
 
 def _reports(problem: str) -> Callable[[RunHistory, float], Iterator[Finding]]:

@@ -65,7 +65,7 @@ def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:
     seen = started(event(200, learner=learner()), *commits, event(255, learner=learner()))
     assert raised(seen, 255) == {}
     late = raised(seen, 261)
-    assert late == {"SkerryNoVersion": "head has no new version for 61 s; usual are 20 s"}
+    assert late == {"SkerryNoVersion": "head has had no new version for 61 s; usually one comes every 20 s"}
 
 
 def test_a_replica_whose_clock_is_an_hour_off_raises_nothing() -> None:

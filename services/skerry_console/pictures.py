@@ -51,12 +51,12 @@ def learner_colour(history: RunHistory, learner_id: str) -> str:
 
 def curve_columns(points: Iterable[Point]) -> dict[str, list[float]]:
     """Returns a curve's columns; time is in milliseconds since 1970, as browsers count it."""
-    kept = [point for point in points if math.isfinite(point.value)]
+    finite = [point for point in points if math.isfinite(point.value)]
     return {
-        "time": [1000 * point.time_s for point in kept],
-        "step": [point.step_count for point in kept],
-        "tokens": [point.token_count for point in kept],
-        "value": [point.value for point in kept],
+        "time": [1000 * point.time_s for point in finite],
+        "step": [point.step_count for point in finite],
+        "tokens": [point.token_count for point in finite],
+        "value": [point.value for point in finite],
     }
 
 

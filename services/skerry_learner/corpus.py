@@ -8,8 +8,9 @@ are held out, so adding files moves no other document from one part to the other
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -113,16 +114,24 @@ def _documents(source: Path | None) -> Iterator[tuple[str, Tokens]]:
     if root.is_file():
         paths, root = [root], root.parent
     elif source is None:
-        files = sorted(root.rglob("*.py"))
-        paths = [path for path in files if _SKIPPED_DIRECTORIES.isdisjoint(path.relative_to(root).parts)]
+        paths = [path for path in _files(root, _SKIPPED_DIRECTORIES) if path.suffix == ".py"]
     else:
-        files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files = [path for path in _files(root) if path.is_file() and not path.name.startswith(".")]
         paths = [path for path in files if path.suffix in _TOKEN_SUFFIXES] or files
     for path in paths:
         tokens = _tokens_of(path)
         numel = _TOKEN_DOCUMENT if path.suffix in _TOKEN_SUFFIXES else _TEXT_DOCUMENT
         for start in range(0, tokens.size, numel):
             yield f"{path.relative_to(root).as_posix()}#{start}", tokens[start : start + numel]
+
+
+def _files(root: Path, skipped: Container[str] = ()) -> list[Path]:
+    """Returns what lies below a directory, without descending into directories of the names to skip."""
+    paths: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped]
+        paths += [Path(folder, name) for name in names]
+    return sorted(paths)
 
 
 def _tokens_of(path: Path) -> Tokens:

@@ -215,6 +215,7 @@ def test_a_slow_link_is_not_taken_for_a_replica_that_hangs(replicas: Replicas) -
     assert [line["event"] for line in logs if "hangs" in line["event"]] == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_learner_whose_run_vanishes_goes_on_when_it_is_back_but_not_with_another_run(tmp_path: Path) -> None:
     store, away = tmp_path / "store", tmp_path / "away"

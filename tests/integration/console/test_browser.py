@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.support.browser import watch_errors
 
-pytestmark = pytest.mark.timeout(600)  # the first test may install the browser
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # the first test may install the browser
 
 
 def test_a_file_with_a_picture_is_drawn_without_network(page: Page, tmp_path: Path) -> None:

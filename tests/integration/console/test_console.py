@@ -21,7 +21,7 @@ from skerry.cli.main import cli
 from tests.support.console_thread import ScriptedRun, console
 from tests.support.syncer_thread import syncer
 
-pytestmark = pytest.mark.timeout(600)  # the first test may install the browser
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # the first test may install the browser
 
 _FAST, _SLOW = "eu-west-4-node-017-of-a-long-name", "us"
 

@@ -19,9 +19,9 @@ from torch import distributed, nn
 
 from skerry.errors import SkerryError
 
-# Processes are forked from one that has imported torch, which takes seconds.
+# Processes are forked from one that has imported torch and what its optimizers import, which takes seconds.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "skerry.learner"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "skerry.learner"])
 _TIMEOUT_S = 100.0
 
 

@@ -8,6 +8,8 @@ from benchmarks.quality.arms import Outcome
 from benchmarks.quality.broken import BOUND_PERCENT, FAULTS, arm, percent_over
 from benchmarks.quality.world import train_islands
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def sound() -> Outcome:

@@ -7,6 +7,7 @@ from skerry_syncer.store.log.entries import (
     ClosedItem,
     CommittedItem,
     Decided,
+    EjectionItem,
     Entry,
     Fate,
     Item,
@@ -131,6 +132,10 @@ def committed(version: int = 1, attempt: int = 0) -> CommittedItem:
 def snapshot(version: int, fragment: str = BODY) -> SnapshotItem:
     weights = (ref(f"snapshots/{fragment}/{version}"),)
     return SnapshotItem(fragment, version, f"{fragment}-{version}", weights, ())
+
+
+def ejection(request: str, learner: str, *, is_ejected: bool = True) -> EjectionItem:
+    return EjectionItem(request, learner, is_ejected, "skerry://admin/anna")
 
 
 def rolled_back(request: str, source: int, version: int, fragment: str = BODY) -> RollbackItem:

@@ -43,6 +43,8 @@ _NEXT: Final[Mapping[str, str]] = {
     "RUN_EXISTS": "learners can join it by name; `skerry runs delete` frees the name",
     "RUN_REPLACED": "another run has the name now; `skerry runs show` shows it",
     "SESSION_FENCED": "give each learner a --learner-id of its own",
+    "EJECTED": "ask an admin of the run why",
+    "LEARNER_NOT_FOUND": "`skerry runs show` lists the learners",
     "RUN_CLOSED": "the run is read-only; `skerry export` still reads its weights",
     "BAD_NAME": "a name has 1 to 64 of the characters a-z 0-9 . _ - and starts and ends with a letter or digit",
     "FRAGMENT_NOT_FOUND": "`skerry runs show` lists the fragments",

@@ -48,6 +48,8 @@ _set = click.option(
     help="Set a field of the policy, for example inner_step_count=30 or outer.learning_rate=0.4. May be repeated.",
 )
 
+_learner = click.argument("learner", type=Parsed("learner", partial(check_name, kind="learner")))
+
 
 def _printing(function: Callable[..., Answer]) -> Callable[..., None]:
     """Gives a command the flag `--json`, and prints what it returns."""
@@ -204,6 +206,30 @@ def pin(client: RunsClient, run: str, *, position: int | None, remove: bool) -> 
     wanted = replace(policy, pinned_positions=tuple(sorted(pins - pin if remove else pins | pin)))
     pinned = client.set_policy(run, wanted, base=policy).pinned_positions
     return list(pinned), [f"pinned positions: {', '.join(map(str, pinned)) or 'none'}"]
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs eject demo us-east")
+@with_run
+@_learner
+@_printing
+@with_client
+def eject(client: RunsClient, run: str, *, learner: str) -> Answer:
+    """Eject a learner: its deltas that are not merged yet expire, and every replica refuses it until it is readmitted.
+
+    What was merged of it stays; `skerry rollback` takes versions back. Without certificates a learner can come back
+    under another id.
+    """
+    return to_values(client.eject(run, learner)), [f"ejected {learner} from {run}"]
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs readmit demo us-east")
+@with_run
+@_learner
+@_printing
+@with_client
+def readmit(client: RunsClient, run: str, *, learner: str) -> Answer:
+    """Readmit a learner that was ejected: it can attach again when it is started again."""
+    return to_values(client.readmit(run, learner)), [f"readmitted {learner} to {run}"]
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export demo --out demo.safetensors")

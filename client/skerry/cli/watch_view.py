@@ -24,7 +24,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _EVENT_COUNT: Final = 10
 _LOSS_COUNT: Final = 24  # the width of a sparkline
 _ALERT_STYLES: Final = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
-_STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red"}
+_STATE_STYLES = {"participating": "green", "live": "yellow", "finished": "cyan", "lost": "red", "ejected": "red"}
 
 
 def draw(state: RunHistory, *, notice: str = "", now_s: float | None = None) -> RenderableType:

@@ -24,12 +24,14 @@ from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import (
     DeltaFate,
+    EjectionChanged,
     Event,
     FateCount,
     LearnerReport,
     LearnerStatus,
     MetricsReport,
     RolledBack,
+    RoundClosed,
     VersionCommitted,
 )
 from skerry.wire.messages import enum_word
@@ -379,19 +381,12 @@ class RunHistory:
             case "delta_accepted":
                 text, learner_id = self._accept(event.delta_accepted, time_s), event.delta_accepted.learner_id
             case "round_closed":
-                closed = event.round_closed
-                self._fragment(closed.fragment).closed_at_s = time_s
-                text = (
-                    f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
-                )
-                text += f", attempt {closed.attempt + 1}" if closed.attempt else ""
+                text = self._close(event.round_closed, time_s)
             case "version_committed":
                 text = self._commit(event.version_committed, event.position, time_s)
             case "fates_decided":
                 fates = event.fates_decided.fates
-                text, learner_id = "; ".join(map(_fate_text, fates)), fates[0].learner_id if fates else ""
-                for fate in fates:
-                    self._accepted_at_s.pop(fate.delta_id, None)
+                text, learner_id = self._decide(fates), fates[0].learner_id if fates else ""
             case "policy_changed":
                 self.policy = policy_of(event.policy_changed, Policy())
                 text = "the policy changed"
@@ -402,6 +397,9 @@ class RunHistory:
                 text = f"the run is {status_word(self.status)}"
             case "metrics_reported":
                 text = self._report(event.metrics_reported, time_s)
+            case "ejection_changed":
+                learner_id = event.ejection_changed.learner_id
+                text = self._eject(event.ejection_changed, is_past=event.position <= self._started_at)
             case "learner":
                 learner_id = event.learner.learner_id
                 text = self._learner_text(event.learner, self._heard_at_s, is_past=event.position <= self._started_at)
@@ -414,6 +412,16 @@ class RunHistory:
         if delta.learner_id in self.learners:
             self.learners[delta.learner_id].sent_bytes += delta.size_bytes
         return f"{delta.fragment} accepted a delta of {delta.learner_id}"
+
+    def _close(self, closed: RoundClosed, time_s: float) -> str:
+        self._fragment(closed.fragment).closed_at_s = time_s
+        text = f"{closed.fragment} closed the round of {len(closed.delta_ids)} deltas for version {closed.version}"
+        return text + (f", attempt {closed.attempt + 1}" if closed.attempt else "")
+
+    def _decide(self, fates: Iterable[DeltaFate]) -> str:
+        for fate in fates:
+            self._accepted_at_s.pop(fate.delta_id, None)
+        return "; ".join(map(_fate_text, fates))
 
     def _commit(self, committed: VersionCommitted, position: int, time_s: float) -> str:
         name, version = committed.version.fragment, committed.version.version
@@ -477,6 +485,16 @@ class RunHistory:
         text += ", ".join(f"{name} {value:.4g}" for name, value in sorted(report.metrics.items()))
         return text + (f"; worse than at {report.better_position} by the gate" if report.better_position else "")
 
+    def _eject(self, changed: EjectionChanged, *, is_past: bool) -> str:
+        view = self.learners.get(changed.learner_id)
+        if view is not None and not is_past:  # the start said what it is now
+            view.status.is_ejected = changed.is_ejected
+            if changed.is_ejected:
+                view.status.is_live, view.status.has_left = False, True
+                view.count_time(self._heard_at_s, is_live=False)
+        author = f" by {changed.author}" if changed.author else ""
+        return f"{changed.learner_id} was {'ejected' if changed.is_ejected else 'readmitted'}{author}"
+
     def _fragment(self, name: str) -> FragmentView:
         return self.fragments.setdefault(name, FragmentView())
 
@@ -532,7 +550,9 @@ def status_word(status: int) -> str:
 
 
 def learner_state(learner: LearnerStatus) -> str:
-    """Returns "finished", "lost", "live", or "participating" if its deltas were in a recent round."""
+    """Returns "ejected", "finished", "lost", "live", or "participating" if its deltas were in a recent round."""
+    if learner.is_ejected:
+        return "ejected"
     if not learner.is_live:
         return "finished" if learner.has_left else "lost"
     return "participating" if learner.is_participating else "live"

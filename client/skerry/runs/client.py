@@ -28,7 +28,7 @@ from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.v1.capabilities_pb2 import GetCapabilitiesResponse
 from skerry.v1.exchange_pb2 import WatchStart
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
-from skerry.v1.types_pb2 import Event, FragmentVersion, MetricsReport, Run
+from skerry.v1.types_pb2 import Event, FragmentVersion, LearnerStatus, MetricsReport, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, TensorSpec
 from skerry.wire.policy import Policy
@@ -154,6 +154,33 @@ class RunsClient:
         )
         run = self._seen_run(self._call(lambda stubs: stubs.runs.SetPolicy, request).run)
         return policy_of(run.policy, Policy())
+
+    def eject(self, name: str, learner_id: str) -> LearnerStatus:
+        """Returns a learner once it is ejected from the run, until it is readmitted.
+
+        From then on every replica refuses it, and no delta of it is merged: those that it has sent expire. What was
+        merged before stays.
+
+        Raises:
+            RefusedError: LEARNER_NOT_FOUND: no learner of that id ever attached.
+        """
+        return self._set_ejection(name, learner_id, is_ejected=True)
+
+    def readmit(self, name: str, learner_id: str) -> LearnerStatus:
+        """Returns a learner once it may attach again; raises as `eject` does."""
+        return self._set_ejection(name, learner_id, is_ejected=False)
+
+    def _set_ejection(self, name: str, learner_id: str, *, is_ejected: bool) -> LearnerStatus:
+        request = runs_pb2.SetEjectionRequest(
+            request_id=self._entropy.hex_id(),
+            name=name,
+            learner_id=learner_id,
+            is_ejected=is_ejected,
+            **self._known(name),
+        )
+        response = self._call(lambda stubs: stubs.runs.SetEjection, request)
+        self._seen_run(response.run)
+        return response.learner
 
     def list_versions(self, name: str, fragment: str, *, before_version: int = 0) -> Iterator[VersionRecord]:
         """Yields a fragment's versions, newest first, a page at a time as they are asked for."""

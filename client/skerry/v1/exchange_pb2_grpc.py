@@ -54,6 +54,8 @@ class ExchangeStub(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
+    - EJECTED: an admin ejected the learner from the run: the one that attaches or pushes, or the one that the caller's
+    certificate names. Attach and Watch also end with it. A learner MUST stop exchanging and report it.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
@@ -122,6 +124,8 @@ class ExchangeServicer(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
+    - EJECTED: an admin ejected the learner from the run: the one that attaches or pushes, or the one that the caller's
+    certificate names. Attach and Watch also end with it. A learner MUST stop exchanging and report it.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.
@@ -302,6 +306,8 @@ class Exchange(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's deny
     list. Any call also ends with it when the caller is put on that list.
+    - EJECTED: an admin ejected the learner from the run: the one that attaches or pushes, or the one that the caller's
+    certificate names. Attach and Watch also end with it. A learner MUST stop exchanging and report it.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping. Attach and Watch also end with it; calls in flight SHOULD be finished.
     - NEWER_FORMAT: a newer version than the replica's wrote the run. Attach and Watch also end with it.

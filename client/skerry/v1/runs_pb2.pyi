@@ -348,6 +348,78 @@ class SetPolicyResponse(_message.Message):
 Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
 
 @_typing.final
+class SetEjectionRequest(_message.Message):
+    """See Runs.SetEjection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RUN_UID_FIELD_NUMBER: _builtins.int
+    SEEN_POSITION_FIELD_NUMBER: _builtins.int
+    LEARNER_ID_FIELD_NUMBER: _builtins.int
+    IS_EJECTED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """128 random bits."""
+    name: _builtins.str
+    """Name of the run."""
+    run_uid: _builtins.str
+    """Uid of the run; empty: whatever the name has."""
+    seen_position: _builtins.int
+    """Highest position seen."""
+    learner_id: _builtins.str
+    """The learner's id."""
+    is_ejected: _builtins.bool
+    """True: eject it; false: readmit it."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        run_uid: _builtins.str = ...,
+        seen_position: _builtins.int = ...,
+        learner_id: _builtins.str = ...,
+        is_ejected: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_ejected", b"is_ejected", "learner_id", b"learner_id", "name", b"name", "request_id", b"request_id", "run_uid", b"run_uid", "seen_position", b"seen_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetEjectionRequest: _TypeAlias = SetEjectionRequest  # noqa: Y015
+
+@_typing.final
+class SetEjectionResponse(_message.Message):
+    """See Runs.SetEjection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> _types_pb2.Run:
+        """The run."""
+
+    @_builtins.property
+    def learner(self) -> _types_pb2.LearnerStatus:
+        """The learner as it is now."""
+
+    def __init__(
+        self,
+        *,
+        run: _types_pb2.Run | None = ...,
+        learner: _types_pb2.LearnerStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learner", b"learner", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learner", b"learner", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetEjectionResponse: _TypeAlias = SetEjectionResponse  # noqa: Y015
+
+@_typing.final
 class ReportMetricsRequest(_message.Message):
     """See Runs.ReportMetrics."""
 

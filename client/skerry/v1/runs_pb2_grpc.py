@@ -46,6 +46,7 @@ class RunsStub(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
     deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -82,6 +83,11 @@ class RunsStub(object):
                 '/skerry.v1.Runs/SetPolicy',
                 request_serializer=skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetEjection = channel.unary_unary(
+                '/skerry.v1.Runs/SetEjection',
+                request_serializer=skerry_dot_v1_dot_runs__pb2.SetEjectionRequest.SerializeToString,
+                response_deserializer=skerry_dot_v1_dot_runs__pb2.SetEjectionResponse.FromString,
                 _registered_method=True)
         self.ReportMetrics = channel.unary_unary(
                 '/skerry.v1.Runs/ReportMetrics',
@@ -131,6 +137,7 @@ class RunsServicer(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
     deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -195,6 +202,22 @@ class RunsServicer(object):
         - RUN_NOT_FOUND: no run has that name or uid.
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_CLOSED: the run is closing or closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetEjection(self, request, context):
+        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
+        with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
+        merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
+        again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - LEARNER_NOT_FOUND: no learner of that id ever attached to the run; the message names those that did.
+        - ID_REUSED: request_id was used for something else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -307,6 +330,11 @@ def add_RunsServicer_to_server(servicer, server):
                     request_deserializer=skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.FromString,
                     response_serializer=skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.SerializeToString,
             ),
+            'SetEjection': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetEjection,
+                    request_deserializer=skerry_dot_v1_dot_runs__pb2.SetEjectionRequest.FromString,
+                    response_serializer=skerry_dot_v1_dot_runs__pb2.SetEjectionResponse.SerializeToString,
+            ),
             'ReportMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportMetrics,
                     request_deserializer=skerry_dot_v1_dot_runs__pb2.ReportMetricsRequest.FromString,
@@ -361,6 +389,7 @@ class Runs(object):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
     deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -492,6 +521,33 @@ class Runs(object):
             '/skerry.v1.Runs/SetPolicy',
             skerry_dot_v1_dot_runs__pb2.SetPolicyRequest.SerializeToString,
             skerry_dot_v1_dot_runs__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetEjection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/skerry.v1.Runs/SetEjection',
+            skerry_dot_v1_dot_runs__pb2.SetEjectionRequest.SerializeToString,
+            skerry_dot_v1_dot_runs__pb2.SetEjectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,7 @@ class RunsStub:
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
       deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -105,6 +106,18 @@ class RunsStub:
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_CLOSED: the run is closing or closed.
+    """
+    SetEjection: _grpc.UnaryUnaryMultiCallable[_runs_pb2.SetEjectionRequest, _runs_pb2.SetEjectionResponse]
+    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
+    with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
+    merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
+    again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - LEARNER_NOT_FOUND: no learner of that id ever attached to the run; the message names those that did.
+    - ID_REUSED: request_id was used for something else.
     """
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_runs_pb2.ReportMetricsRequest, _runs_pb2.ReportMetricsResponse]
     """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
@@ -188,6 +201,7 @@ class RunsAsyncStub(RunsStub):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
       deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -237,6 +251,18 @@ class RunsAsyncStub(RunsStub):
     - RUN_NOT_FOUND: no run has that name or uid.
     - RUN_REPLACED: run_uid is given and is not the name's.
     - RUN_CLOSED: the run is closing or closed.
+    """
+    SetEjection: _aio.UnaryUnaryMultiCallable[_runs_pb2.SetEjectionRequest, _runs_pb2.SetEjectionResponse]  # type: ignore[assignment]
+    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
+    with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
+    merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
+    again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+
+    Errors:
+    - RUN_NOT_FOUND: no run has that name or uid.
+    - RUN_REPLACED: run_uid is given and is not the name's.
+    - LEARNER_NOT_FOUND: no learner of that id ever attached to the run; the message names those that did.
+    - ID_REUSED: request_id was used for something else.
     """
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_runs_pb2.ReportMetricsRequest, _runs_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     """Records metrics of the versions that every fragment had at a log position, such as a loss on held-out text or a
@@ -319,6 +345,7 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
     - UNAUTHENTICATED: the server requires a certificate that names the caller, and the client has none.
     - PERMISSION_DENIED: the caller's role, run or learner id does not allow this, or the caller is on the server's
       deny list.
+    - EJECTED: the caller's certificate names a learner that an admin ejected from the run.
     - QUOTA_EXCEEDED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo.
     - DRAINING: the replica is stopping.
     - NEWER_FORMAT: a newer version than the replica's wrote the run.
@@ -396,6 +423,24 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         - RUN_NOT_FOUND: no run has that name or uid.
         - RUN_REPLACED: run_uid is given and is not the name's.
         - RUN_CLOSED: the run is closing or closed.
+        """
+
+    @_abc_1.abstractmethod
+    def SetEjection(
+        self,
+        request: _runs_pb2.SetEjectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runs_pb2.SetEjectionResponse, _abc.Awaitable[_runs_pb2.SetEjectionResponse]]:
+        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
+        with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
+        merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
+        again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+
+        Errors:
+        - RUN_NOT_FOUND: no run has that name or uid.
+        - RUN_REPLACED: run_uid is given and is not the name's.
+        - LEARNER_NOT_FOUND: no learner of that id ever attached to the run; the message names those that did.
+        - ID_REUSED: request_id was used for something else.
         """
 
     @_abc_1.abstractmethod

@@ -344,6 +344,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
     """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
+    ERROR_REASON_EJECTED: _ErrorReason.ValueType  # 38
+    """PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it; an admin
+    can readmit it with Runs.SetEjection.
+    """
+    ERROR_REASON_LEARNER_NOT_FOUND: _ErrorReason.ValueType  # 39
+    """NOT_FOUND: no learner of that id ever attached to the run."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call is refused. The status details have a google.rpc.ErrorInfo of domain "skerry" whose `reason` is a name
@@ -461,6 +467,12 @@ caller's, or the caller is on the server's deny list.
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
 """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
+ERROR_REASON_EJECTED: ErrorReason.ValueType  # 38
+"""PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it; an admin
+can readmit it with Runs.SetEjection.
+"""
+ERROR_REASON_LEARNER_NOT_FOUND: ErrorReason.ValueType  # 39
+"""NOT_FOUND: no learner of that id ever attached to the run."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -1324,6 +1336,7 @@ class LearnerStatus(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     HAS_LEFT_FIELD_NUMBER: _builtins.int
     FATES_FIELD_NUMBER: _builtins.int
+    IS_EJECTED_FIELD_NUMBER: _builtins.int
     learner_id: _builtins.str
     """Its id."""
     region: _builtins.str
@@ -1336,6 +1349,8 @@ class LearnerStatus(_message.Message):
     """True if its last message was `leave`; false again once it attaches. A learner that is not live and has not left is
     lost: its lease ran out.
     """
+    is_ejected: _builtins.bool
+    """True while it is ejected from the run; it then has left, too."""
     @_builtins.property
     def report(self) -> Global___LearnerReport:
         """Its last report; absent before the first."""
@@ -1354,10 +1369,11 @@ class LearnerStatus(_message.Message):
         report: Global___LearnerReport | None = ...,
         has_left: _builtins.bool = ...,
         fates: _abc.Iterable[Global___FateCount] | None = ...,
+        is_ejected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fates", b"fates", "has_left", b"has_left", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fates", b"fates", "has_left", b"has_left", "is_ejected", b"is_ejected", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1383,6 +1399,7 @@ class Event(_message.Message):
     STATUS_CHANGED_FIELD_NUMBER: _builtins.int
     LEARNER_FIELD_NUMBER: _builtins.int
     METRICS_REPORTED_FIELD_NUMBER: _builtins.int
+    EJECTION_CHANGED_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """Log position that this event reflects. An observer resumes by passing the highest position that it has seen. All
     events of one log entry have its position, so an observer that was cut off between them passes one less, and
@@ -1435,6 +1452,10 @@ class Event(_message.Message):
     def metrics_reported(self) -> Global___MetricsReport:
         """A judge reported metrics. Sent to observers only."""
 
+    @_builtins.property
+    def ejection_changed(self) -> Global___EjectionChanged:
+        """A learner was ejected from the run, or readmitted. Sent to observers only; the learner's stream ends with EJECTED."""
+
     def __init__(
         self,
         *,
@@ -1450,12 +1471,13 @@ class Event(_message.Message):
         status_changed: Global___RunStatus.ValueType = ...,
         learner: Global___LearnerStatus | None = ...,
         metrics_reported: Global___MetricsReport | None = ...,
+        ejection_changed: Global___EjectionChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "ejection_changed", b"ejection_changed", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_accepted", b"delta_accepted", "ejection_changed", b"ejection_changed", "fates_decided", b"fates_decided", "kind", b"kind", "learner", b"learner", "metrics_reported", b"metrics_reported", "policy_changed", b"policy_changed", "position", b"position", "rolled_back", b"rolled_back", "round_closed", b"round_closed", "round_opened", b"round_opened", "status_changed", b"status_changed", "time", b"time", "version_committed", b"version_committed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner", "metrics_reported"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["round_opened", "delta_accepted", "round_closed", "version_committed", "fates_decided", "policy_changed", "rolled_back", "status_changed", "learner", "metrics_reported", "ejection_changed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1648,3 +1670,33 @@ class RolledBack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RolledBack: _TypeAlias = RolledBack  # noqa: Y015
+
+@_typing.final
+class EjectionChanged(_message.Message):
+    """See Event.ejection_changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_ID_FIELD_NUMBER: _builtins.int
+    IS_EJECTED_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    learner_id: _builtins.str
+    """The learner."""
+    is_ejected: _builtins.bool
+    """True: it was ejected; false: it was readmitted."""
+    author: _builtins.str
+    """Whose call it was, as their certificate names them; empty: a server without certificates."""
+    def __init__(
+        self,
+        *,
+        learner_id: _builtins.str = ...,
+        is_ejected: _builtins.bool = ...,
+        author: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "is_ejected", b"is_ejected", "learner_id", b"learner_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EjectionChanged: _TypeAlias = EjectionChanged  # noqa: Y015

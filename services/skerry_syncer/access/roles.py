@@ -49,6 +49,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Runs/ListRuns": Rule(_ADMIN | _READER),
     "Runs/ReportMetrics": Rule(_ADMIN | _LEARNER, _NAME),
     "Runs/SetPolicy": Rule(_ADMIN),
+    "Runs/SetEjection": Rule(_ADMIN),
     "Runs/RollBack": Rule(_ADMIN),
     "Runs/CloseRun": Rule(_ADMIN),
     "Runs/DeleteRun": Rule(_ADMIN),

@@ -11,7 +11,7 @@ from skerry.v1 import exchange_pb2_grpc
 from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
 from skerry.wire.messages import fill
-from skerry_syncer.access.caller import author, check_enrolled
+from skerry_syncer.access.caller import author, calling_learner, check_enrolled
 from skerry_syncer.access.limits import within
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
@@ -209,7 +209,7 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         replica = await self._host.open(request.run, request.run_uid, seen_position=request.after_position)
         if await replica.is_draft():  # it would stay in memory for as long as somebody follows it
             raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
-        with replica.followers.following() as stream:
+        with replica.followers.following(caller=calling_learner()) as stream:
             until = replica.state.position
             yield v1.WatchResponse(
                 start=v1.WatchStart(

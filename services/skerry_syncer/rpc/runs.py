@@ -28,6 +28,7 @@ from skerry_syncer.run.lifecycle import (
     create_run,
     delete_run,
     report_metrics,
+    set_ejection,
     set_policy,
     uid_of_draft,
 )
@@ -149,6 +150,12 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
         replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
         await set_policy(replica, request.request_id, lambda policy: policy_from_message(request.policy, policy))
         return runs_pb2.SetPolicyResponse(run=run_message(replica.state))
+
+    async def SetEjection(self, request: runs_pb2.SetEjectionRequest, context: Any) -> runs_pb2.SetEjectionResponse:
+        """Ejects or readmits a learner."""
+        replica = await self._host.open(request.name, request.run_uid, seen_position=request.seen_position)
+        known = await set_ejection(replica, request.request_id, request.learner_id, is_ejected=request.is_ejected)
+        return runs_pb2.SetEjectionResponse(run=run_message(replica.state), learner=replica.learner_status(known))
 
     async def ReportMetrics(
         self, request: runs_pb2.ReportMetricsRequest, context: Any

@@ -26,6 +26,7 @@ from skerry_syncer.store.log.entries import (
     AcceptedItem,
     ClosedItem,
     CommittedItem,
+    EjectionItem,
     Entry,
     Fate,
     LeftItem,
@@ -89,6 +90,9 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             rolled_back.target_position, rolled_back.author = item.target_position, item.author
         case MetricsItem(request_id=request_id) if request_id in state.reports:
             event.metrics_reported.CopyFrom(report_message(state.reports[request_id]))
+        case EjectionItem() as item:
+            changed = event.ejection_changed
+            changed.learner_id, changed.is_ejected, changed.author = item.learner, item.is_ejected, item.author
         case StatusItem() as item:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:
@@ -158,6 +162,7 @@ def learner_message(known: LearnerState, seen: LearnerView, *, is_participating:
         is_live=seen.is_live,
         is_participating=is_participating,
         has_left=known.has_left,
+        is_ejected=known.ejected_at > 0,
         fates=[
             v1.FateCount(fate=enum_to_message(v1.Fate, fate), reason=reason, delta_count=count)
             for fate, reasons in known.fates.items()
@@ -179,9 +184,13 @@ _OVERHEAD_BYTES: Final = 512
 class EventStream:
     """A queue of events for one follower, bounded in bytes; `put` never blocks, and an ended stream has a reason."""
 
-    def __init__(self, limit_bytes: int, *, learner: str = "", session: str = "") -> None:
-        """Holds up to `limit_bytes` of events that were not taken yet; of an observer, who has no learner's session."""
+    def __init__(self, limit_bytes: int, *, learner: str = "", session: str = "", caller: str = "") -> None:
+        """Holds up to `limit_bytes` of events that were not taken yet; of an observer, who has no learner's session.
+
+        `caller` is the learner that an observer's certificate names.
+        """
         self.learner = learner
+        self.caller = caller or learner
         self.session = session
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
@@ -236,9 +245,9 @@ class Followers:
         return len(self._streams)
 
     @contextmanager
-    def following(self, learner: str = "", session: str = "") -> Iterator[EventStream]:
+    def following(self, learner: str = "", session: str = "", *, caller: str = "") -> Iterator[EventStream]:
         """Yields a stream of the events that are sent inside the context, to a learner's session or to an observer."""
-        stream = EventStream(self._limit_bytes, learner=learner, session=session)
+        stream = EventStream(self._limit_bytes, learner=learner, session=session, caller=caller)
         self._streams[stream] = None
         if self._closed is not None:
             stream.end(self._closed)
@@ -273,7 +282,7 @@ class Followers:
 def _addressees(event: Event) -> Collection[str] | None:
     """Returns the ids of the learners that an event is sent to; None: to all."""
     match event.WhichOneof("kind"):
-        case "learner" | "round_closed" | "metrics_reported":
+        case "learner" | "round_closed" | "metrics_reported" | "ejection_changed":
             return ()
         case "delta_accepted":
             return (event.delta_accepted.learner_id,)

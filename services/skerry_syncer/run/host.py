@@ -111,7 +111,7 @@ class RunHost:
 
         Raises:
             BadNameError: the name or uid is not legal.
-            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_OPENING; DRAINING.
+            SyncerError: RUN_NOT_FOUND; RUN_REPLACED: the name has another uid; RUN_OPENING; DRAINING; EJECTED.
             RunExistsError: another draft got the name.
             StoreError: the store failed, or holds less than the caller has seen.
         """
@@ -131,6 +131,7 @@ class RunHost:
             await replica.log.wait_for(seen_position)
         if not uid:
             await replica.is_draft()  # it got its name after its commit, which this process may not have read yet
+        await replica.check_caller()
         return replica
 
     def forget_name(self, name: str) -> None:

@@ -17,8 +17,8 @@ from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.host import RunHost, lost_name
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store.errors import RunNotFoundError
-from skerry_syncer.store.log.entries import MetricsItem, PolicyItem, RunSpec, RunStatus, StatusItem
-from skerry_syncer.store.log.state import ReportState, RunState
+from skerry_syncer.store.log.entries import EjectionItem, MetricsItem, PolicyItem, RunSpec, RunStatus, StatusItem
+from skerry_syncer.store.log.state import LearnerState, ReportState, RunState
 
 _LOG: Final = get_logger(__name__)
 # Limits of one run: far above what is trained today, far below what the process that folds it could not hold.
@@ -120,6 +120,23 @@ async def set_policy(replica: RunReplica, request_id: str, change: Callable[[Pol
     outcome = await replica.log.append_made(changed)
     if outcome.rejection is not None and request_id not in replica.state.requests:
         raise from_rejection(outcome.rejection)
+
+
+async def set_ejection(replica: RunReplica, request_id: str, learner: str, *, is_ejected: bool) -> LearnerState:
+    """Returns a learner that is ejected from the run, or readmitted, once for each request id.
+
+    Raises:
+        SyncerError: LEARNER_NOT_FOUND; ID_REUSED.
+        BadNameError: the learner's name is not legal.
+    """
+    item = EjectionItem(check_id(request_id, "request id"), check_name(learner, "learner"), is_ejected, author())
+    if request_id not in replica.state.requests:
+        (outcome,) = await replica.log.append([item])
+        is_new = request_id not in replica.state.requests  # else this call is repeated, and was applied
+        if outcome.rejection is not None and outcome.rejection.reason != "REPEATED" and is_new:
+            raise from_rejection(outcome.rejection)
+        _LOG.info("ejection set", run=replica.log.spec.name, learner=learner, is_ejected=is_ejected, author=author())
+    return replica.state.learners[learner]
 
 
 async def report_metrics(

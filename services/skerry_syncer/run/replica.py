@@ -17,7 +17,8 @@ from weakref import WeakValueDictionary
 from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
-from skerry.v1.types_pb2 import Event, RoundOpened
+from skerry.v1.types_pb2 import Event, LearnerStatus, RoundOpened
+from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
@@ -35,6 +36,7 @@ from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
     ClosedItem,
+    EjectionItem,
     Entry,
     Fate,
     Item,
@@ -42,7 +44,8 @@ from skerry_syncer.store.log.entries import (
     RunStatus,
     SessionItem,
 )
-from skerry_syncer.store.log.state import AskedRollback, FragmentState, Outcome, RunState
+from skerry_syncer.store.log.fold import check_ejected, check_live
+from skerry_syncer.store.log.state import AskedRollback, FragmentState, LearnerState, Outcome, RunState
 from skerry_syncer.store.versions.blobs import StoredParts
 from skerry_syncer.store.versions.replay import DAMAGE, UnreadableDeltaError
 from skerry_syncer.store.versions.run import Run
@@ -116,6 +119,17 @@ class RunReplica:
         """Whether the replica may be closed and opened again later: no follower, no merge and no open round."""
         return not (self.followers or self._merges or self._is_busy())
 
+    async def check_caller(self) -> None:
+        """Returns if the client whose call is served is not a learner that was ejected from the run.
+
+        Raises:
+            SyncerError: EJECTED.
+        """
+        if check_ejected(self.state, calling_learner()) is not None:
+            await self.log.tail()  # it may have been readmitted
+        if (rejection := check_ejected(self.state, calling_learner())) is not None:
+            raise from_rejection(rejection)
+
     def wake(self) -> None:
         """Takes note of a call: after a quiet time the log is read and leases are shared at once."""
         if self._pace.touch():
@@ -171,8 +185,8 @@ class RunReplica:
         It lasts as long as the context.
         """
         with self.followers.following(learner, session) as stream:
-            if self.state.learners[learner].session != session:  # fenced since its own entry was folded
-                stream.end(fenced(learner))
+            if (rejection := check_live(self.state, learner, session)) is not None:  # since its own entry was folded
+                stream.end(from_rejection(rejection))
             self._end_if_closed()  # likewise
             for fragment, version in self._open_rounds:
                 opened = RoundOpened(fragment=fragment, version=version)
@@ -205,6 +219,11 @@ class RunReplica:
         """Returns which learners are live now, and what they reported last."""
         return self.leases.view(self.state, self._clock.monotonic_s())
 
+    def learner_status(self, known: LearnerState) -> LearnerStatus:
+        """Returns a learner as this replica sees it now."""
+        seen = self.leases.seen(self.state, known, self._clock.monotonic_s())
+        return learner_message(known, seen, is_participating=known.learner in participants(self.state))
+
     async def closed(self) -> None:
         """Returns when the run is closed.
 
@@ -223,6 +242,8 @@ class RunReplica:
             match outcome.item if outcome.rejection is None else None:
                 case SessionItem() as item:
                     self._fence(item)
+                case EjectionItem(learner=learner):
+                    self._end_if_ejected(learner)
                 case AcceptedItem(base_version=version, fragment=fragment) if version == INITIAL_BASE:
                     self._unseeded.append(fragment)
                 case _:
@@ -240,6 +261,11 @@ class RunReplica:
         error = fenced(new.learner)
         self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
 
+    def _end_if_ejected(self, learner: str) -> None:
+        if (rejection := check_ejected(self.state, learner)) is not None:
+            self.followers.end(from_rejection(rejection), lambda stream: stream.caller == learner)
+        self._send_learner(learner)
+
     def _end_if_closed(self) -> None:
         if self.state.status is RunStatus.CLOSED:  # after the events that tell learners the last fates
             error = SyncerError("RUN_CLOSED", "the run is closed; every delta has its fate")
@@ -254,10 +280,7 @@ class RunReplica:
 
     def _send_learner(self, learner: str) -> None:
         if self.followers.have_observers:  # of many fragments the message takes long to make
-            known = self.state.learners[learner]
-            seen = self.leases.seen(self.state, known, self._clock.monotonic_s())
-            is_participating = learner in participants(self.state)
-            self._send(learner=learner_message(known, seen, is_participating=is_participating))
+            self._send(learner=self.learner_status(self.state.learners[learner]))
 
     def _announce(self, fragment: str, version: int) -> None:
         """Sends RoundOpened, once for each round."""

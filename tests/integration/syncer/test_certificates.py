@@ -29,7 +29,18 @@ from tests.integration.syncer.conftest import LOCAL
 from tests.support.heard_logs import heard_logs
 from tests.support.http2 import PREFACE
 from tests.support.made_keys import make_keys, replace_pair, tls_of
-from tests.support.raw_learner import RawLearner, Stubs, attached, connected, create_run, delta_values, pull, refused
+from tests.support.raw_learner import (
+    RawLearner,
+    Stubs,
+    attached,
+    connected,
+    create_run,
+    delta_values,
+    events_until,
+    observed,
+    pull,
+    refused,
+)
 from tests.support.still_clock import StillClock
 
 SERVER = ("--server", "a.example")
@@ -280,3 +291,30 @@ async def test_a_client_on_the_deny_list_is_refused_and_its_streams_end(keys: Pa
         with refused(*DENIED):
             await learner.event("status_changed")
         await attached(theirs, run, "us")
+
+
+async def test_whoever_has_an_ejected_learners_certificate_has_no_part_in_the_run(
+    keys: Path, secured: SyncerServer
+) -> None:
+    async with (
+        connected(secured.port, tls_of(keys, "anna")) as admin,
+        connected(secured.port, tls_of(keys, "demo.us")) as us,
+        connected(secured.port, tls_of(keys, "demo.eu")) as eu,
+    ):
+        run, _ = await create_run(admin)
+        await attached(us, run, "us")
+        others, theirs = await observed(eu, run), await observed(us, run)
+        request = runs.SetEjectionRequest(request_id="1" * 32, name="demo", learner_id="us", is_ejected=True)
+        with refused(*DENIED):
+            await eu.runs.SetEjection(request)
+        await admin.runs.SetEjection(request)
+        changed = (await events_until(others, "ejection_changed"))[-1].ejection_changed
+        assert changed.author == "skerry://admin/anna"
+        for call in (
+            events_until(theirs, "never"),
+            pull(us, run, "body"),
+            us.runs.GetRun(runs.GetRunRequest(name="demo")),
+        ):
+            with refused("EJECTED", grpc.StatusCode.PERMISSION_DENIED):
+                await call
+        await pull(eu, run, "body")

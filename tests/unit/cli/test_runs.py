@@ -84,6 +84,11 @@ def test_a_run_is_shown_with_its_learners_and_with_who_made_its_versions(skerry:
         train_until([(problem, learner)], lambda: min(learner.stats.versions.values(), default=0) > 0)
         shown, once = skerry("runs", "show", "fit"), skerry("watch", "fit", "--once")
         assert json.loads(skerry("watch", "fit", "--once", "--json"))["run"]["name"] == "fit"
+        assert skerry("runs", "eject", "fit", "us") == "ejected us from fit\n"
+        assert " ejected " in skerry("runs", "show", "fit")
+        readmitted = json.loads(skerry("runs", "readmit", "fit", "us", "--json"))
+        assert (readmitted["learner_id"], readmitted["is_ejected"]) == ("us", False)
+        assert "known=us" in skerry("runs", "eject", "fit", "eu", status=failures.ExitStatus.REFUSED)
     assert "1 live, 1 participating" in shown
     assert "1 live, 1 participating" in once
     (fragment,) = [line.split() for line in shown.splitlines() if line.startswith("embedding ")]

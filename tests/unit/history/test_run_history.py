@@ -170,6 +170,20 @@ def test_a_rollback_abandons_versions_and_names_its_author() -> None:
     assert history.events[-1].text == "rolled back 1 fragments to their content at position 12 by ops"
 
 
+def test_an_ejection_names_its_author_and_shows_until_the_learner_attaches_again() -> None:
+    history = recorded.started(recorded.event(90, learner=recorded.learner()))
+    ejected = v1.EjectionChanged(learner_id="us", is_ejected=True, author="skerry://admin/anna")
+    assert history.apply(recorded.event(100, ejection_changed=ejected)) == "us was ejected by skerry://admin/anna"
+    after = v1.LearnerStatus(learner_id="us", has_left=True, is_ejected=True, report=v1.LearnerReport(step_count=12))
+    assert history.apply(recorded.event(101, learner=after)) is None, "it is told once"
+    us = history.learners["us"]
+    assert (learner_state(us.status), history.learner_counts(), us.attached_s(200.0)) == ("ejected", (0, 0, 0), 10.0)
+    history.apply(recorded.event(110, ejection_changed=v1.EjectionChanged(learner_id="us")))
+    assert (history.events[-1].text, learner_state(us.status)) == ("us was readmitted", "finished")
+    history.apply(recorded.event(120, learner=v1.LearnerStatus(learner_id="us", is_live=True)))
+    assert learner_state(us.status) == "live"
+
+
 def test_the_past_says_what_learners_did_and_not_what_they_do() -> None:
     history = recorded.started(position=9)
     history.apply(WatchStart(run=v1.Run(name="demo", position=9), learners=[recorded.learner(is_live=False)]), 50.0)

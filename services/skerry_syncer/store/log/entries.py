@@ -215,6 +215,15 @@ class MetricsItem(_Item, frozen=True, tag="metrics"):
     author: str = ""
 
 
+class EjectionItem(_Item, frozen=True, tag="ejection"):
+    """A learner was ejected from the run, or readmitted."""
+
+    request_id: str
+    learner: str
+    is_ejected: bool
+    author: str = ""
+
+
 class CollectedItem(_Item, frozen=True, tag="collected"):
     """These object names are condemned: they may be deleted from now on and are never written again."""
 
@@ -251,6 +260,7 @@ Item = (
     | SnapshotItem
     | RollbackItem
     | MetricsItem
+    | EjectionItem
     | CollectedItem
     | StatusItem
     | CheckpointItem

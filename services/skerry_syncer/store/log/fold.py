@@ -10,7 +10,7 @@ Of each kind of item, `check_…` says why it is rejected, and `_apply_…` does
 
     AcceptedItem  --> pending --(in a ClosedItem's members, then CommittedItem)--> merged
                          |-----(newer session's delta for the fragment)--> superseded
-                         |-----(named by a close, a fate item, a roll-back, the run's end)--> expired, quarantined
+                         |-----(a close, a fate item, a roll-back, an ejection, the run's end)--> expired, quarantined
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from skerry_syncer.store.log.entries import (
     CollectedItem,
     CommittedItem,
     Decided,
+    EjectionItem,
     Entry,
     Fate,
     FateItem,
@@ -117,6 +118,8 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
     learner = state.learners.get(item.learner)
     if state.status is not RunStatus.OPEN or learner is None:
         return check_open(state)
+    if (rejection := check_ejected(state, item.learner)) is not None:
+        return rejection
     if item.session in learner.sessions and learner.session != item.session:
         return Rejection("SESSION_FENCED", f"a newer session of this learner attached. learner={item.learner}")
     if learner.session == item.session and not learner.has_left:
@@ -138,6 +141,16 @@ def check_open(state: RunState) -> Rejection | None:
         return None
     reason = "RUN_DRAFT" if state.status is RunStatus.DRAFT else "RUN_CLOSED"
     return Rejection(reason, f"run takes no learners and no deltas. status={state.status}")
+
+
+def check_ejected(state: RunState, learner: str) -> Rejection | None:
+    """An ejected learner takes no part until it is readmitted."""
+    known = state.learners.get(learner)
+    if known is None or not known.ejected_at:
+        return None
+    readmit = f"an admin can readmit it by `skerry runs readmit {state.spec.name} {learner}`"
+    facts = f"learner={learner}, position={known.ejected_at}"
+    return Rejection("EJECTED", f"the learner was ejected from the run; {readmit}. {facts}")
 
 
 def check_left(state: RunState, item: LeftItem) -> Rejection | None:
@@ -188,7 +201,9 @@ def check_initial(state: RunState, session: str, fragment: str) -> Rejection | N
 
 
 def check_live(state: RunState, learner_id: str, session: str) -> Rejection | None:
-    """A push needs the newest session of its learner."""
+    """A push needs the newest session of its learner, which is not ejected."""
+    if (rejection := check_ejected(state, learner_id)) is not None:
+        return rejection
     learner = state.learners.get(learner_id)
     if learner is None or session not in learner.sessions:
         return Rejection("SESSION_UNKNOWN", f"session never attached. learner={learner_id}")
@@ -300,7 +315,8 @@ def _apply_closed(state: RunState, item: ClosedItem) -> list[DeltaState]:
 def _unfreeze(state: RunState, fragment: FragmentState) -> None:
     """Makes the deltas of the frozen set pending again."""
     if fragment.closing is not None:
-        fragment.pending.update((member.delta, state.deltas[member.delta]) for member in fragment.closing.members)
+        undecided = fragment.pending.keys() | {member.delta for member in fragment.closing.members}
+        fragment.pending = {name: delta for name, delta in state.deltas.items() if name in undecided}
         fragment.closing = None
 
 
@@ -510,6 +526,36 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
     return decided
 
 
+def check_ejection(state: RunState, item: EjectionItem) -> Rejection | None:
+    """Only a learner that attached once is ejected, and only one that is ejected is readmitted."""
+    if item.request_id in state.requests:
+        return Rejection("ID_REUSED", "request was applied before")
+    known = state.learners.get(item.learner)
+    if known is None:
+        names = ", ".join(sorted(state.learners)[:20])
+        return Rejection("LEARNER_NOT_FOUND", f"no such learner ever attached. learner={item.learner}, known={names}")
+    if bool(known.ejected_at) == item.is_ejected:
+        return Rejection("REPEATED", f"the learner's ejection is as asked. position={known.ejected_at}")
+    return None
+
+
+def _apply_ejection(state: RunState, item: EjectionItem) -> list[DeltaState]:
+    state.requests[item.request_id] = state.position
+    learner = state.learners[item.learner]
+    learner.ejected_at = state.position if item.is_ejected else 0
+    if not item.is_ejected:
+        return []
+    learner.has_left = True
+    decided: list[DeltaState] = []
+    for fragment in state.fragments.values():
+        frozen = fragment.closing.members if fragment.closing is not None else ()
+        if any(state.deltas[member.delta].item.learner == item.learner for member in frozen):
+            _unfreeze(state, fragment)  # its other deltas wait for the next close, which has the next attempt
+        theirs = [name for name, delta in fragment.pending.items() if delta.item.learner == item.learner]
+        decided += _decide(state, [Decided(name, Fate.EXPIRED, "its learner was ejected") for name in theirs])
+    return decided
+
+
 def check_collected(state: RunState, item: CollectedItem) -> Rejection | None:
     """Nothing that rebuilding the newest versions or the weights at a pin takes may be condemned."""
     live = state.referenced_names() | pinned_names(state)
@@ -568,6 +614,7 @@ RULES: Final[dict[type[Item], _Rules]] = {
     SnapshotItem: (check_snapshot, _apply_snapshot),
     RollbackItem: (check_rollback, _apply_rollback),
     MetricsItem: (check_metrics, apply_metrics),
+    EjectionItem: (check_ejection, _apply_ejection),
     CollectedItem: (check_collected, _apply_collected),
     StatusItem: (check_status, _apply_status),
     CheckpointItem: (check_checkpoint, _apply_checkpoint),

@@ -31,6 +31,7 @@ REQUESTS: dict[str, Any] = {
     "Runs/ListVersions": runs.ListVersionsRequest(name="demo", fragment="body"),
     "Runs/ListRuns": runs.ListRunsRequest(),
     "Runs/SetPolicy": runs.SetPolicyRequest(request_id=ID, name="demo"),
+    "Runs/SetEjection": runs.SetEjectionRequest(request_id=ID, name="demo", learner_id="us", is_ejected=True),
     "Runs/ReportMetrics": runs.ReportMetricsRequest(request_id=ID, name="demo", position=1, judge="us"),
     "Runs/RollBack": runs.RollBackRequest(request_id=ID, name="demo", target_position=1),
     "Runs/CloseRun": runs.CloseRunRequest(name="demo"),

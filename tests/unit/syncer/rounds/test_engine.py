@@ -28,6 +28,7 @@ from skerry_syncer.store.log.entries import (
     item_to_json,
 )
 from skerry_syncer.store.log.run_log import MAX_APPEND_BYTES
+from tests.support.history import ejection
 from tests.unit.syncer.rounds.round_world import SETTLED_S, RoundWorld, is_closed, learner, view
 
 
@@ -316,3 +317,27 @@ def test_the_time_between_two_processes_of_a_learner_is_no_step_time() -> None:
     world.accept("eu", session="next", last_step=25)
     engine.decide(world.state, seen, 1000.0)
     assert engine.grace_s(world.state.policy, seen, ["eu"]) == pytest.approx(1.5)
+
+
+def test_a_round_closes_without_the_learner_that_is_ejected_while_it_is_waited_for() -> None:
+    world, engine = RoundWorld("eu", "us", "ap"), RoundEngine()
+    for name in ("eu", "ap"):
+        world.accept(name)
+    assert engine.decide(world.state, view("eu", "us", "ap"), 0.0).items == ()
+    world.admit(ejection("e1", "us"))
+    (item,) = engine.decide(world.state, view("eu", "us", "ap"), 0.001).items
+    assert isinstance(item, ClosedItem)
+    assert len(item.members) == 2
+
+
+def test_a_set_that_an_ejection_has_broken_up_closes_again_without_it_and_is_merged() -> None:
+    world, engine = RoundWorld("eu", "us"), RoundEngine()
+    theirs, ours = world.accept("us"), world.accept("eu")
+    engine.appended(world.add(*engine.decide(world.state, view("eu", "us"), 0.0).items))
+    (voided,) = engine.decide(world.state, view("eu", "us"), 0.0).merges
+    assert [member.delta for member in voided.members] == [theirs, ours]
+    world.admit(ejection("e1", "us"))
+    engine.appended(world.add(*engine.decide(world.state, view("eu", "us"), 1.0).items))
+    (again,) = engine.decide(world.state, view("eu", "us"), 1.0).merges
+    assert (again.version, again.attempt) == (voided.version, 1)
+    assert [member.delta for member in again.members] == [ours]

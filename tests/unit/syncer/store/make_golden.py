@@ -19,6 +19,7 @@ from skerry.wire.policy import MergeRule, OuterName, OuterOptimizer, OuterSchedu
 from skerry_syncer.store.log.checkpoints import write_checkpoint
 from skerry_syncer.store.log.entries import (
     Decided,
+    EjectionItem,
     Fate,
     FateItem,
     LeftItem,
@@ -94,7 +95,8 @@ async def make(objects: DictObjects) -> dict[str, object]:
     await write_checkpoint(log)
     await driver.round([await driver.push(1, delta())])
     judged = MetricsItem(driver.log.entropy.hex_id(), log.state.position, "eval", {"loss": 3.5, "score": None})
-    await driver.append(judged, StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
+    ejected = EjectionItem(driver.log.entropy.hex_id(), "m1", is_ejected=True, author="skerry://admin/anna")
+    await driver.append(judged, ejected, StatusItem(RunStatus.CLOSING), StatusItem(RunStatus.CLOSED))
     fragment = log.state.fragments[FRAGMENT]
     return {
         "uid": spec.uid,

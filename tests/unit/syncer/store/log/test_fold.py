@@ -5,6 +5,7 @@ import pytest
 
 from skerry.wire.policy import Policy
 from skerry_syncer.store.errors import LogCorruptError
+from skerry_syncer.store.log.checkpoints import state_from_bytes, state_to_bytes
 from skerry_syncer.store.log.entries import (
     AcceptedItem,
     CollectedItem,
@@ -20,7 +21,7 @@ from skerry_syncer.store.log.entries import (
     SessionItem,
     StatusItem,
 )
-from skerry_syncer.store.log.fold import apply_entry
+from skerry_syncer.store.log.fold import apply_entry, check_item
 from tests.support.history import (
     BODY,
     EMBED,
@@ -30,6 +31,8 @@ from tests.support.history import (
     closed,
     committed,
     committed_round,
+    ejection,
+    fingerprint,
     ref,
     rolled_back,
     snapshot,
@@ -370,3 +373,57 @@ def test_an_entry_of_another_run_position_or_chain_is_no_next_entry(history: His
         with pytest.raises(LogCorruptError):
             apply_entry(state, bad, bad.to_bytes())
     assert apply_entry(state, good, good.to_bytes()) == ()
+
+
+def test_of_an_ejected_learner_nothing_is_merged_any_more_and_others_go_on(history: History) -> None:
+    history.admit(accepted("theirs"))
+    history.admit(accepted("ours", "m1"))
+    history.admit(closed("theirs", "ours"))
+    history.admit(accepted("elsewhere", fragment=EMBED))
+    assert history.admit(ejection("e1", "m0")) == ("elsewhere", "theirs")
+    assert history.fate("theirs") == history.fate("elsewhere") == (Fate.EXPIRED, "its learner was ejected")
+    assert history.reject(committed()) == "VERSION_NOT_FOUND", "the merge of a set with its delta comes too late"
+    assert history.reject(accepted("again")) == "EJECTED"
+    assert history.reject(SessionItem("m0", "m0-s2", "here")) == "EJECTED"
+    assert history.state.learners["m0"].has_left, "no round waits for it"
+    history.admit(closed("ours", attempt=1))
+    assert history.admit(committed(attempt=1)) == ("ours",)
+
+
+def test_an_ejection_leaves_a_frozen_set_alone_that_has_no_delta_of_the_learner(history: History) -> None:
+    history.admit(accepted("theirs"))
+    history.admit(accepted("ours", "m1"))
+    history.admit(closed("ours"))
+    assert history.admit(ejection("e1", "m0")) == ("theirs",)
+    assert history.admit(committed()) == ("ours",)
+
+
+def test_a_state_with_a_set_that_an_ejection_has_broken_up_is_saved_whole(history: History) -> None:
+    for delta, learner in (("theirs", "m0"), ("ours", "m1")):
+        history.admit(accepted(delta, learner))
+    history.admit(closed("theirs", "ours"))
+    history.admit(SessionItem("m2", "m2-s1", "here"))
+    history.admit(accepted("late", "m2"))
+    history.admit(ejection("e1", "m0"))
+    assert list(history.state.fragments[BODY].pending) == ["ours", "late"], "in the order of the log"
+    assert fingerprint(state_from_bytes(state_to_bytes(history.state), SPEC)) == fingerprint(history.state)
+
+
+def test_a_learner_that_is_readmitted_attaches_and_contributes_again(history: History) -> None:
+    history.admit(ejection("e1", "m0"))
+    history.admit(ejection("e2", "m0", is_ejected=False))
+    history.admit(SessionItem("m0", "m0-s1", "here"))
+    history.admit(accepted("a"))
+    committed_round(history, "a")
+
+
+def test_an_ejection_counts_once_and_only_of_a_learner_that_was_there(history: History) -> None:
+    assert history.reject(ejection("e1", "m0", is_ejected=False)) == "REPEATED"
+    history.admit(ejection("e1", "m0"))
+    assert history.reject(ejection("e2", "m0")) == "REPEATED"
+    history.admit(ejection("e3", "m0", is_ejected=False))
+    assert history.reject(ejection("e1", "m0")) == "ID_REUSED", "a repeated call ejects nobody who was readmitted"
+    rejection = check_item(history.state, ejection("e4", "m7"))
+    assert rejection is not None
+    assert rejection.reason == "LEARNER_NOT_FOUND"
+    assert "known=m0, m1" in rejection.detail

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -282,9 +283,29 @@ async def read(call: Any) -> Any:
     return message
 
 
-async def observed(stubs: Stubs, run: types.Run, *, after_position: int = 0) -> Any:
+class Observer:
+    """A call of Watch, whose events are read one by one, as those of an Attach are."""
+
+    def __init__(self, stubs: Stubs, run: types.Run, after_position: int = 0) -> None:
+        self._call: Any = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=after_position))
+        self._events: deque[types.Event] = deque()
+
+    async def read(self) -> Any:
+        """Returns the start, then an event at each call."""
+        if not self._events:
+            message = await self._call.read()
+            if not isinstance(message, exchange.WatchResponse) or message.HasField("start"):
+                return message
+            self._events.extend(message.events)
+        return exchange.AttachResponse(event=self._events.popleft())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+async def observed(stubs: Stubs, run: types.Run, *, after_position: int = 0) -> Observer:
     """Returns a call of Watch that has begun."""
-    call = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=after_position))
+    call = Observer(stubs, run, after_position)
     await call.read()
     return call
 

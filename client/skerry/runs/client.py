@@ -336,8 +336,7 @@ class RunsClient:
                 if response.HasField("start"):
                     _unpacked(response.start.run)
                     yield response.start
-                else:
-                    yield response.event
+                yield from response.events
         finally:
             if not self._thread.is_over:
                 self._thread.run(responses.aclose())

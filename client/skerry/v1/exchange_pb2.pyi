@@ -871,7 +871,8 @@ class WatchRequest(_message.Message):
     """Uid of the run; empty: whatever the name has."""
     after_position: _builtins.int
     """If 1 or more: events of every later log entry, from the past on; else: from now on. It counts as a position seen.
-    After the past comes an event without a kind, whose position is that of WatchStart.run.
+    After the past come the learners that differ from WatchStart's, and an event without a kind, whose position is at
+    or after that of WatchStart.run. What has no log entry is not told while the past is.
     """
     def __init__(
         self,
@@ -895,28 +896,26 @@ class WatchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
-    EVENT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___WatchStart:
-        """First message: the run as it is, and its learners."""
+        """First message only: the run as it is, and its learners."""
 
     @_builtins.property
-    def event(self) -> _types_pb2.Event:
-        """Every message after it."""
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Event]:
+        """Every message after it: what happened, oldest first. One or more."""
 
     def __init__(
         self,
         *,
         start: Global___WatchStart | None = ...,
-        event: _types_pb2.Event | None = ...,
+        events: _abc.Iterable[_types_pb2.Event] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "event"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 

@@ -235,7 +235,7 @@ class ExchangeServicer(object):
 
         Errors:
         - RUN_DRAFT: the run is a draft.
-        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
+        - TOO_SLOW: the client left more than 1 MiB of events of the present unread, or a message for more than 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -167,7 +167,7 @@ class ExchangeStub:
 
     Errors:
     - RUN_DRAFT: the run is a draft.
-    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
+    - TOO_SLOW: the client left more than 1 MiB of events of the present unread, or a message for more than 20 s.
     """
 
 @_typing.type_check_only
@@ -296,7 +296,7 @@ class ExchangeAsyncStub(ExchangeStub):
 
     Errors:
     - RUN_DRAFT: the run is a draft.
-    - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
+    - TOO_SLOW: the client left more than 1 MiB of events of the present unread, or a message for more than 20 s.
     """
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
@@ -452,7 +452,7 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - RUN_DRAFT: the run is a draft.
-        - TOO_SLOW: the client left more than 1 MiB of events unread, or a message for more than 20 s.
+        - TOO_SLOW: the client left more than 1 MiB of events of the present unread, or a message for more than 20 s.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Final
 
 from skerry.v1 import exchange_pb2 as v1
 from skerry.v1 import exchange_pb2_grpc
@@ -33,6 +33,8 @@ from skerry_syncer.store.log.entries import Fate, ObjectRef, SessionItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES
+
+_PAST_BYTES: Final = 16 * 2**10  # of events in a message: those of about 30 entries, which take 10 ms to fold
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
@@ -210,27 +212,40 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         if await replica.is_draft():  # it would stay in memory for as long as somebody follows it
             raise SyncerError("RUN_DRAFT", "the run is a draft; watch it once it is committed")
         with replica.followers.following(caller=calling_learner()) as stream:
-            until = replica.state.position
-            yield v1.WatchResponse(
-                start=v1.WatchStart(
-                    run=run_message(replica.state), learners=learner_messages(replica.state, replica.view())
-                )
-            )
+            learners = learner_messages(replica.state, replica.view())
+            yield v1.WatchResponse(start=v1.WatchStart(run=run_message(replica.state), learners=learners))
             if request.after_position >= 1:
-                async for event in self._past(replica, request.after_position, until):
-                    yield v1.WatchResponse(event=event)
-                yield v1.WatchResponse(event=Event(position=until))  # the last entry may have no event
+                async for events in self._past(replica, request.after_position):
+                    yield v1.WatchResponse(events=events)
+                    stream.skip()  # however long the past takes: it has what comes meanwhile
+                stream.skip()
+                now = [status for status in learner_messages(replica.state, replica.view()) if status not in learners]
+                position = replica.state.position  # the last entry may have no event
+                ended = [*(Event(position=position, learner=status) for status in now), Event(position=position)]
+                yield v1.WatchResponse(events=ended)
             while (news := await stream.get()) is not None:
-                yield v1.WatchResponse(event=news)
+                yield v1.WatchResponse(events=[news])
 
-    async def _past(self, replica: RunReplica, after: int, until: int) -> AsyncIterator[Event]:
-        """Yields the events of entries `after + 1` to `until`, by folding the log again from the checkpoint before."""
+    async def _past(self, replica: RunReplica, after: int) -> AsyncIterator[list[Event]]:
+        """Yields the events of the entries after `after`, by folding the log again from the checkpoint before.
+
+        It ends when it has told of all that the replica has folded, with nothing awaited in between.
+        """
         state = await newest_state(replica.log.objects, replica.log.spec, at_most=after)
-        async for entry, data in replica.log.entries(state.position + 1, until + 1):
-            outcomes = apply_entry(state, entry, data)
-            if entry.position > after:
-                for event in events_of(state, entry, outcomes):
-                    yield event
+        told: list[Event] = []
+        size_bytes = 0
+        while state.position < (until := replica.state.position):
+            async for entry, data in replica.log.entries(state.position + 1, until + 1):
+                outcomes = apply_entry(state, entry, data)
+                for event in events_of(state, entry, outcomes) if entry.position > after else ():
+                    told.append(event)
+                    size_bytes += event.ByteSize()
+                    if size_bytes > _PAST_BYTES:
+                        yield told
+                        told, size_bytes = [], 0
+            if told:
+                yield told
+                told, size_bytes = [], 0
 
 
 def _client(context: Any) -> str:

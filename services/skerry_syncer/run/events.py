@@ -210,6 +210,12 @@ class EventStream:
         message = "events were not read as fast as they happen; follow again from the last position seen"
         self.end(SyncerError("TOO_SLOW", f"{message}. limit_bytes={self._limit_bytes}", retry_after_s=1.0))
 
+    def skip(self) -> None:
+        """Drops what is queued, but for the stream's end."""
+        while not self._has_ended and not self._queue.empty():
+            self._queue.get_nowait()
+            self._size_bytes = 0
+
     def end(self, error: Exception | None = None) -> None:
         """Ends the stream after the queued events, with `error` or normally; only the first call has an effect."""
         if not self._has_ended:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2
@@ -17,6 +16,7 @@ from skerry.wire.frames import parse_frames
 from skerry_syncer.server import SyncerServer
 from tests.support.raw_learner import (
     LONG,
+    Observer,
     RawLearner,
     Stubs,
     apply_plan,
@@ -121,7 +121,7 @@ async def test_an_observer_sees_the_past_and_then_the_present(
     stubs: Stubs, run: types.Run, learner: RawLearner
 ) -> None:
     await learner.advance()
-    call: Any = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
+    call = Observer(stubs, run, after_position=1)
     start = (await call.read()).start
     assert start.run.position == (await stubs.runs.GetRun(runs.GetRunRequest(name=run.name))).run.position
     assert [seen.learner_id for seen in start.learners] == ["eu"]
@@ -169,7 +169,7 @@ async def test_the_past_says_when_each_delta_came_and_what_is_in_it(
 
 
 async def test_an_event_without_a_kind_ends_the_past(stubs: Stubs, run: types.Run) -> None:
-    call: Any = stubs.exchange.Watch(exchange.WatchRequest(run=run.name, after_position=1))
+    call = Observer(stubs, run, after_position=1)
     position = (await call.read()).start.run.position
     async with asyncio.timeout(20):
         while (event := (await call.read()).event).WhichOneof("kind") is not None:

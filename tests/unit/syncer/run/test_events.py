@@ -45,3 +45,16 @@ async def test_a_follower_that_keeps_up_is_never_dropped() -> None:
     for position in range(1000):
         stream.put(_event(position))
         assert await stream.get() == _event(position)
+
+
+async def test_what_is_skipped_takes_no_room_and_an_end_is_not_skipped() -> None:
+    stream = EventStream(10_000)
+    for position in range(1000):
+        stream.put(_event(position))
+        stream.skip()
+    stream.put(_event(1000))
+    assert await stream.get() == _event(1000)
+    stream.end(SyncerError("SESSION_FENCED", "a newer session attached"))
+    stream.skip()
+    with pytest.raises(SyncerError, match="newer session"):
+        await stream.get()

@@ -35,6 +35,7 @@ class Wanted(NamedTuple):
     subject: x509.SubjectAlternativeName
     usage: x509.ExtendedKeyUsage
     identity: Identity | None = None  # of a client
+    organisation: str = ""
 
 
 def server(hosts: str) -> Wanted:
@@ -50,7 +51,7 @@ def server(hosts: str) -> Wanted:
     return Wanted(own[0], names, usage)
 
 
-def client(role: Role, name: str) -> Wanted:
+def client(role: Role, name: str, organisation: str = "") -> Wanted:
     """Returns the certificate of a client, which can't stand for a server; a learner is ID or RUN/ID.
 
     Raises:
@@ -59,7 +60,7 @@ def client(role: Role, name: str) -> Wanted:
     identity = Identity.parse(str(Identity(role, name)))
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(identity))])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    return Wanted(f"{identity.run}{'.' if identity.run else ''}{identity.name}", names, usage, identity)
+    return Wanted(f"{identity.run}{'.' if identity.run else ''}{identity.name}", names, usage, identity, organisation)
 
 
 class Authority:
@@ -78,7 +79,7 @@ class Authority:
         self.is_new = pair is None
         if pair is None:
             self._private = ec.generate_private_key(ec.SECP256R1())
-            self._name = _common_name(f"Skerry authority {x509.random_serial_number():x}"[:32])
+            self._name = _name(f"Skerry authority {x509.random_serial_number():x}"[:32])
             self._end = now + _LIFETIME
             constraints = x509.BasicConstraints(ca=True, path_length=0)
             self.certificate = self._issue("ca", self._name, self._private, self._end, constraints, _SIGNS_CERTIFICATES)
@@ -102,6 +103,8 @@ class Authority:
             raise ValueError(f"{wanted.name}.pem comes from another authority; --renew replaces it")
         if certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value != wanted.subject:
             raise ValueError(f"{wanted.name}.pem is there already with other names; --renew replaces it")
+        if wanted.organisation and certificate.subject != _name(wanted.name[:64], wanted.organisation):
+            raise ValueError(f"{wanted.name}.pem is there already with another organisation; --renew replaces it")
         return certificate
 
     def make(self, wanted: Wanted, days: int) -> x509.Certificate:
@@ -113,7 +116,7 @@ class Authority:
         private = ec.generate_private_key(ec.SECP256R1())
         end = min(self._now + timedelta(days=days), self._end)
         extensions = (x509.BasicConstraints(ca=False, path_length=None), _SIGNS, wanted.usage, wanted.subject)
-        return self._issue(wanted.name, _common_name(wanted.name[:64]), private, end, *extensions)
+        return self._issue(wanted.name, _name(wanted.name[:64], wanted.organisation), private, end, *extensions)
 
     def _issue(
         self,
@@ -159,8 +162,9 @@ class Authority:
             file.write(content)
 
 
-def _common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _name(name: str, organisation: str = "") -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation)] if organisation else []
+    return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -36,6 +36,7 @@ Examples:
 @click.option(
     "--admin", "admins", multiple=True, metavar="NAME", help="Make a client certificate for an administrator."
 )
+@click.option("--organisation", default="", metavar="NAME", help="Name the clients' organisation, as their O.")
 @click.option("--days", type=Count(1, 3650), default=365, help="How long the certificates are valid.")
 @click.option("--renew", is_flag=True, help="Replace certificates, and their keys, that are there already.")
 def keys(
@@ -45,6 +46,7 @@ def keys(
     learners: tuple[str, ...],
     readers: tuple[str, ...],
     admins: tuple[str, ...],
+    organisation: str,
     days: int,
     renew: bool,
 ) -> None:
@@ -60,7 +62,8 @@ def keys(
 
     try:
         clients = {Role.LEARNER: learners, Role.READER: readers, Role.ADMIN: admins}
-        wanted = [*map(server, servers), *(client(role, name) for role, names in clients.items() for name in names)]
+        wanted = [*map(server, servers)]
+        wanted += [client(role, name, organisation) for role, names in clients.items() for name in names]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     files = ["ca", *(certificate.name for certificate in wanted)]
@@ -87,7 +90,7 @@ def _say(verb: str, file: Path, end: datetime, uri: str = "") -> None:
 def _next(folder: Path, wanted: Sequence[Wanted]) -> Iterator[str]:
     """Yields what to type, or to do, with these certificates."""
     ca, host = folder / "ca.pem", "HOST"
-    for name, _, _, identity in wanted:
+    for name, _, _, identity, _ in wanted:
         pair = f"--tls-cert {folder / name}.pem --tls-key {folder / name}.key"
         if identity is None:
             host = name

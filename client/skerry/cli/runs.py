@@ -23,6 +23,7 @@ from skerry.cli.watch_view import draw
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
 from skerry.history.run_history import history_now, status_word
+from skerry.runs.account import Contribution
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
 from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import Run, Tensor
@@ -230,6 +231,39 @@ def eject(client: RunsClient, run: str, *, learner: str) -> Answer:
 def readmit(client: RunsClient, run: str, *, learner: str) -> Answer:
     """Readmit a learner that was ejected: it can attach again when it is started again."""
     return to_values(client.readmit(run, learner)), [f"readmitted {learner} to {run}"]
+
+
+@runs.command(epilog="\b\nExample:\n  skerry runs account demo --json | jq '.organisations'")
+@with_run
+@_printing
+@with_client
+def account(client: RunsClient, run: str) -> Answer:
+    """Sum up what each learner and each organisation contributed to a run's weights, from its log.
+
+    Tokens and steps are those of the deltas in the versions that the newest weights come from, as the mean over
+    fragments; the share of the weight is the mean over these versions. An organisation is what a learner's certificate
+    has as O.
+    """
+    with shown_progress("reading the log") as progress:
+        summed = client.account(run, progress=progress)
+    parts: list[RenderableType] = [f"{summed.version_count} versions up to position {summed.position}"]
+    parts.append(table([{"learner": row.learner_ids[0], **_contribution(row)} for row in summed.learners]))
+    if any(row.organisation for row in summed.organisations):
+        rows = [{**_contribution(row), "learners": ", ".join(row.learner_ids)} for row in summed.organisations]
+        parts += ["", table(rows)]
+    values = {"learners": [row._asdict() for row in summed.learners]}
+    values["organisations"] = [row._asdict() for row in summed.organisations]
+    return summed._asdict() | values, parts
+
+
+def _contribution(row: Contribution) -> dict[str, str]:
+    return {
+        "organisation": row.organisation or "-",
+        "tokens": count_text(round(row.token_count)),
+        "steps": count_text(round(row.step_count)),
+        "weight": f"{row.weight_share:.1%}",
+        "versions": str(row.version_count),
+    }
 
 
 @runs.command(epilog="\b\nExample:\n  skerry runs close demo && skerry export demo --out demo.safetensors")

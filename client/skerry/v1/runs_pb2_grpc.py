@@ -208,10 +208,11 @@ class RunsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetEjection(self, request, context):
-        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
-        with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
-        merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
-        again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are
+        refused with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta
+        of it is merged any more: those that are accepted expire, also in a round that has closed and is not committed,
+        which closes again without them. What was merged stays. Without effect if it is so already. Idempotent by
+        request_id.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

@@ -108,10 +108,11 @@ class RunsStub:
     - RUN_CLOSED: the run is closing or closed.
     """
     SetEjection: _grpc.UnaryUnaryMultiCallable[_runs_pb2.SetEjectionRequest, _runs_pb2.SetEjectionResponse]
-    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
-    with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
-    merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
-    again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are
+    refused with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta
+    of it is merged any more: those that are accepted expire, also in a round that has closed and is not committed,
+    which closes again without them. What was merged stays. Without effect if it is so already. Idempotent by
+    request_id.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -253,10 +254,11 @@ class RunsAsyncStub(RunsStub):
     - RUN_CLOSED: the run is closing or closed.
     """
     SetEjection: _aio.UnaryUnaryMultiCallable[_runs_pb2.SetEjectionRequest, _runs_pb2.SetEjectionResponse]  # type: ignore[assignment]
-    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
-    with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
-    merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
-    again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+    """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are
+    refused with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta
+    of it is merged any more: those that are accepted expire, also in a round that has closed and is not committed,
+    which closes again without them. What was merged stays. Without effect if it is so already. Idempotent by
+    request_id.
 
     Errors:
     - RUN_NOT_FOUND: no run has that name or uid.
@@ -431,10 +433,11 @@ class RunsServicer(metaclass=_abc_1.ABCMeta):
         request: _runs_pb2.SetEjectionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_runs_pb2.SetEjectionResponse, _abc.Awaitable[_runs_pb2.SetEjectionResponse]]:
-        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are refused
-        with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta of it is
-        merged any more: those that are accepted expire, also in a round that has closed and is not committed, which closes
-        again without them. What was merged stays. Without effect if it is so already. Idempotent by request_id.
+        """Ejects a learner from the run, or readmits it. While a learner is ejected, its attach stream and its pushes are
+        refused with EJECTED, and so is every call about the run by a client whose certificate names the learner. No delta
+        of it is merged any more: those that are accepted expire, also in a round that has closed and is not committed,
+        which closes again without them. What was merged stays. Without effect if it is so already. Idempotent by
+        request_id.
 
         Errors:
         - RUN_NOT_FOUND: no run has that name or uid.

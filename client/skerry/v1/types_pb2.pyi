@@ -345,8 +345,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 37
     """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
     ERROR_REASON_EJECTED: _ErrorReason.ValueType  # 38
-    """PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it; an admin
-    can readmit it with Runs.SetEjection.
+    """PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it. An
+    admin can readmit it with Runs.SetEjection.
     """
     ERROR_REASON_LEARNER_NOT_FOUND: _ErrorReason.ValueType  # 39
     """NOT_FOUND: no learner of that id ever attached to the run."""
@@ -468,8 +468,8 @@ caller's, or the caller is on the server's deny list.
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 37
 """RESOURCE_EXHAUSTED: the caller makes calls, or sends messages, too often; the same call succeeds after RetryInfo."""
 ERROR_REASON_EJECTED: ErrorReason.ValueType  # 38
-"""PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it; an admin
-can readmit it with Runs.SetEjection.
+"""PERMISSION_DENIED: an admin ejected the learner from the run. A learner MUST stop exchanging and report it. An
+admin can readmit it with Runs.SetEjection.
 """
 ERROR_REASON_LEARNER_NOT_FOUND: ErrorReason.ValueType  # 39
 """NOT_FOUND: no learner of that id ever attached to the run."""
@@ -1337,6 +1337,7 @@ class LearnerStatus(_message.Message):
     HAS_LEFT_FIELD_NUMBER: _builtins.int
     FATES_FIELD_NUMBER: _builtins.int
     IS_EJECTED_FIELD_NUMBER: _builtins.int
+    ORGANISATION_FIELD_NUMBER: _builtins.int
     learner_id: _builtins.str
     """Its id."""
     region: _builtins.str
@@ -1351,6 +1352,8 @@ class LearnerStatus(_message.Message):
     """
     is_ejected: _builtins.bool
     """True while it is ejected from the run; it then has left, too."""
+    organisation: _builtins.str
+    """The organisation (O) in the subject of the certificate that it attached with; empty: none."""
     @_builtins.property
     def report(self) -> Global___LearnerReport:
         """Its last report; absent before the first."""
@@ -1370,10 +1373,11 @@ class LearnerStatus(_message.Message):
         has_left: _builtins.bool = ...,
         fates: _abc.Iterable[Global___FateCount] | None = ...,
         is_ejected: _builtins.bool = ...,
+        organisation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fates", b"fates", "has_left", b"has_left", "is_ejected", b"is_ejected", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "region", b"region", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fates", b"fates", "has_left", b"has_left", "is_ejected", b"is_ejected", "is_live", b"is_live", "is_participating", b"is_participating", "learner_id", b"learner_id", "organisation", b"organisation", "region", b"region", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1454,7 +1458,7 @@ class Event(_message.Message):
 
     @_builtins.property
     def ejection_changed(self) -> Global___EjectionChanged:
-        """A learner was ejected from the run, or readmitted. Sent to observers only; the learner's stream ends with EJECTED."""
+        """A learner was ejected from the run, or readmitted. Sent to observers only; its own stream ends with EJECTED."""
 
     def __init__(
         self,

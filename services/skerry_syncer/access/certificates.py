@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from skerry.net.tls import Tls, TlsFiles
 from skerry.wire.identity import SCHEME, Identity
@@ -62,3 +64,11 @@ def identity_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity:
             f"`skerry keys` makes it. cause={error}"
         )
         raise SyncerError("UNAUTHENTICATED", message) from error
+
+
+def organisation_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Returns the organisation (O) in the subject of a client's certificate; empty if there is none."""
+    certificates = context.auth_context().get("x509_pem_cert", ())
+    subjects = [x509.load_pem_x509_certificate(pem).subject for pem in certificates]
+    names = [name.value for each in subjects for name in each.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    return str(names[0]) if names else ""

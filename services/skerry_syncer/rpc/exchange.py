@@ -12,6 +12,7 @@ from skerry.v1.types_pb2 import Event
 from skerry.wire.layout import check_id, check_name
 from skerry.wire.messages import fill
 from skerry_syncer.access.caller import author, calling_learner, check_enrolled
+from skerry_syncer.access.certificates import organisation_of
 from skerry_syncer.access.limits import within
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
@@ -38,7 +39,7 @@ _PAST_BYTES: Final = 16 * 2**10  # of events in a message: those of about 30 ent
 
 
 class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
-    """Serves learners and observers. Holds no state, and does not use the calls' contexts."""
+    """Serves learners and observers. Holds no state, and asks the calls' contexts only who calls."""
 
     def __init__(self, host: RunHost) -> None:
         """Serves the runs of `host`."""
@@ -60,7 +61,8 @@ class ExchangeServicer(exchange_pb2_grpc.ExchangeServicer):
         if hello.tensors:  # there may be many
             await self._host.workers.run(check_tensors, replica.log.spec, hello.tensors)
         check_enrolled(replica.state.policy)
-        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region))
+        organisation = organisation_of(context) if author() else ""
+        await replica.attach(SessionItem(hello.learner_id, hello.session_id, hello.region, organisation))
         with replica.attached(hello.learner_id, hello.session_id) as stream:
             yield v1.AttachResponse(attached=_attached(replica, hello.learner_id))
             async with running(self._take_reports(replica, hello, request_iterator, stream)):

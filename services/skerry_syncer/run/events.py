@@ -97,6 +97,7 @@ def _fill(event: v1.Event, state: RunState, outcome: Outcome) -> None:
             event.status_changed = enum_to_message(v1.RunStatus, item.status)
         case SessionItem() as item:
             event.learner.learner_id, event.learner.region, event.learner.is_live = item.learner, item.region, True
+            event.learner.organisation = item.organisation
         case LeftItem() as item:
             event.learner.learner_id, event.learner.has_left = item.learner, True
         case _:
@@ -163,6 +164,7 @@ def learner_message(known: LearnerState, seen: LearnerView, *, is_participating:
         is_participating=is_participating,
         has_left=known.has_left,
         is_ejected=known.ejected_at > 0,
+        organisation=known.organisation,
         fates=[
             v1.FateCount(fate=enum_to_message(v1.Fate, fate), reason=reason, delta_count=count)
             for fate, reasons in known.fates.items()

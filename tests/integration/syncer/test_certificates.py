@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from skerry import Tls
+from skerry import RunsClient, Tls
 from skerry.v1 import capabilities_pb2
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
@@ -291,6 +291,28 @@ async def test_a_client_on_the_deny_list_is_refused_and_its_streams_end(keys: Pa
         with refused(*DENIED):
             await learner.event("status_changed")
         await attached(theirs, run, "us")
+
+
+async def test_the_account_knows_the_organisation_of_a_learners_certificate(keys: Path, secured: SyncerServer) -> None:
+    make_keys(keys, "--learner", "ap", "--organisation", "Lab Ä")
+    async with (
+        connected(secured.port, tls_of(keys, "anna")) as admin,
+        connected(secured.port, tls_of(keys, "ap")) as lab,
+        connected(secured.port, tls_of(keys, "us")) as nobody,
+    ):
+        run, _ = await create_run(admin)
+        for stubs, name, round_count in ((lab, "ap", 2), (nobody, "us", 1)):
+            learner = await attached(stubs, run, name)
+            for _ in range(round_count):
+                await learner.advance()
+    with RunsClient(f"127.0.0.1:{secured.port}", tls=tls_of(keys, "anna")) as client:
+        account = await asyncio.to_thread(client.account, "demo")
+        listed = (await asyncio.to_thread(client.get_run, "demo")).learners
+    organisations = {each.learner_id: each.organisation for each in listed}
+    assert organisations == {"ap": "Lab Ä", "us": ""}
+    shares = {row.organisation: (row.learner_ids, row.version_count) for row in account.organisations}
+    assert shares == {"Lab Ä": (("ap",), 2), "": (("us",), 1)}
+    assert sum(row.token_count for row in account.learners) == 3 * 400 / 2, "of two fragments only one was trained"
 
 
 async def test_whoever_has_an_ejected_learners_certificate_has_no_part_in_the_run(

@@ -120,3 +120,12 @@ def test_a_name_that_can_not_be_certified_is_refused_before_anything_is_made(
 ) -> None:
     assert says in make_keys(tmp_path / "keys", *words, status=2)
     assert not (tmp_path / "keys").exists()
+
+
+def test_an_organisation_is_written_into_the_certificates_of_clients(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    make_keys(folder, "--server", "a.example", "--learner", "us", "--organisation", "Lab A")
+    subjects = {name: certificate(folder, name).subject.rfc4514_string() for name in ("us", "a.example")}
+    assert subjects == {"us": "CN=us,O=Lab A", "a.example": "CN=a.example"}
+    make_keys(folder, "--learner", "us")
+    assert "another organisation" in make_keys(folder, "--learner", "us", "--organisation", "Lab B", status=1)

@@ -74,6 +74,7 @@ class SessionItem(_Item, frozen=True, tag="session"):
     learner: str
     session: str
     region: str
+    organisation: str = ""  # as its certificate has it
 
 
 class LeftItem(_Item, frozen=True, tag="left"):

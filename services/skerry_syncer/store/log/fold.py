@@ -130,6 +130,7 @@ def check_session(state: RunState, item: SessionItem) -> Rejection | None:
 def _apply_session(state: RunState, item: SessionItem) -> None:
     learner = state.learners.setdefault(item.learner, LearnerState(item.learner, item.region, item.session))
     learner.region, learner.session, learner.has_left = item.region, item.session, False
+    learner.organisation = item.organisation
     if item.session not in learner.sessions:  # a known session attaching again is no new work
         learner.sessions.append(item.session)
         learner.attached_at, learner.attached_at_step = state.position, state.step_count

@@ -151,6 +151,7 @@ class LearnerState:
     session: str
     sessions: list[str] = field(default_factory=list)  # all that it ever had; a fenced one is never live again
     has_left: bool = False
+    organisation: str = ""  # as the certificate of its newest session has it
     ejected_at: int = 0  # position of its ejection; 0: it may take part
     step_count: int = 0  # inner steps in its accepted deltas
     attached_at: int = 0  # position of its newest session

@@ -10,7 +10,7 @@ what learner j brings now and what it brought last:
     R_l   = S - S_l + L sum(w_m f_m, contributors) / sum(w_m, working)          (5)  the run's steps meanwhile
     w'_m  = w_m min(1, s_l / R_l)                                               (6)  weight of a slow learner
     rho   = sum(w'_m f_m, contributors) / sum(w'_m, working)                    (7)  participation, at most 1
-    L     = min(s_m)  after an outage of all, if that is above H                (8)
+    L     = max{s : sum(w'_m f_m, s_m >= s, l kept up) >= 3/4 sum(w'_m, working)}   (8)  if that is above H
 
 (1) Tokens of more than 2 H steps do not count. (2) A learner that reports 1000 times its tokens does not dominate a
 round in which two others work; with fewer others nobody is doubted. (4) is the weighted median of the steps: half of
@@ -25,8 +25,9 @@ on by R_l went less far than the run did. A learner that paused counts as slow o
 A weight is relative: it cannot damp a round whose only delta is stale, nor one that few took part in. So the whole step
 is also scaled by rho. A learner that works and is not in the round counts in (5) and (7) with the w' that it had last.
 
-(8) needs evidence: nearly all learners are in the round, and the run hardly went on without any of them. One learner
-that comes back alone with the work of hours moves the run by a round at most.
+(8) is for the time after an outage of all: three quarters of the weight that works comes in deltas of L steps or more,
+each of a learner that kept up, which is one without which the run went on by less than H / 2. One learner that comes
+back with the work of hours moves the run by a round at most.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428), section 3, and weights by tokens as in normalised averaging (FedNova, arXiv
 2007.07481). (2), (4) to (6) and rho are this project's.
@@ -39,7 +40,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-# Participation from which nearly all learners are in a round: one that died is still expected for a round or two.
+# Of the weight that works, after an outage of all: a learner that died is still expected for a round or two.
 _NEARLY_EVERYBODY: Final = 0.75
 # Of the others' median: more than any learner trains on while the others bring a delta.
 _MOST_BELIEVED: Final = 100.0
@@ -47,7 +48,7 @@ _MOST_BELIEVED: Final = 100.0
 _MOST_ROUNDS: Final = 2.0
 # Rounds that a run goes on before a learner that brings nothing no longer counts as working.
 ABSENT_AFTER_ROUNDS: Final = 1.5
-# Rounds by which the run may have gone on without a learner for its absence to count as an outage of all.
+# Rounds by which the run may have gone on without a learner that kept up.
 _MOST_MISSED: Final = 0.5
 
 
@@ -122,16 +123,28 @@ def round_length(step_counts: Sequence[int], weights: Sequence[float], *, inner_
 
 
 def outage_length(
-    step_counts: Sequence[int], *, participation: float, missed_step_count: float, inner_step_count: int
+    step_counts: Sequence[int],
+    weights: Sequence[float],
+    missed_step_counts: Sequence[float],
+    *,
+    working_weight: float,
+    inner_step_count: int,
 ) -> float | None:
     """Returns L of equation (8) after an outage of all; None if there was none.
 
     Args:
         step_counts: s, one a delta.
-        participation: rho of the round, equation (7).
-        missed_step_count: the most inner steps by which the run went on beyond the merged work of one of the learners.
+        weights: w' f, one a delta.
+        missed_step_counts: inner steps by which the run went on beyond the merged work of its learner, one a delta.
+        working_weight: the sum of w' of all working learners.
         inner_step_count: H.
     """
-    was_outage = participation >= _NEARLY_EVERYBODY and missed_step_count < _MOST_MISSED * inner_step_count
-    shortest = min(step_counts, default=0)
-    return float(shortest) if was_outage and shortest > inner_step_count else None
+    reached = 0.0
+    for step_count, weight, missed in sorted(zip(step_counts, weights, missed_step_counts, strict=True), reverse=True):
+        if step_count <= inner_step_count:
+            return None
+        if missed < _MOST_MISSED * inner_step_count:
+            reached += weight
+        if reached >= _NEARLY_EVERYBODY * working_weight:
+            return float(step_count)
+    return None

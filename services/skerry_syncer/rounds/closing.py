@@ -185,15 +185,17 @@ def _closed(
     step_counts = [item.step_count for item in items]
     length = round_length(step_counts, damped, inner_step_count=full)
 
-    def participating(contributed: Sequence[float]) -> float:
+    def absent(contributed: Sequence[float]) -> list[float]:
         mean = math.fsum(contributed) / max(len(brought), 1)
-        absent = [
+        return [
             min(fragment.weights[name], bounds[name]) * fragment.speeds[name]
             if name in fragment.weights
             else mean * relative_speed(view.of(name).report.step_count, length)  # before its first delta
             for name in sorted(working - brought.keys())
         ]
-        return participation(map(Contribution, contributed, dampings), absent)
+
+    def participating(contributed: Sequence[float]) -> float:
+        return participation(map(Contribution, contributed, dampings), absent(contributed))
 
     trained = Counter[str]()
     for item in items:
@@ -207,15 +209,19 @@ def _closed(
         Member(item.delta, weight * damping, fragment.version - item.base_version)
         for item, weight, damping in zip(items, weights, dampings, strict=True)
     )
-    rho = participating(weights)
-    missed = fragment.missed_step_count(brought, fragment.version)
-    after_outage = outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=full)
+    after_outage = outage_length(
+        step_counts,
+        [member.weight for member in members],
+        [fragment.missed_step_count(item.learner) for item in items],
+        working_weight=math.fsum((*weights, *absent(weights))),
+        inner_step_count=full,
+    )
     return ClosedItem(
         fragment=fragment.layout.name,
         version=fragment.version + 1,
         attempt=attempt,
         members=members,
-        participation=rho,
+        participation=participating(weights),
         decided=decided,
         length=after_outage or length,
     )

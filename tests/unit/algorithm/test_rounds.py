@@ -71,12 +71,20 @@ def test_participation_is_the_share_of_the_working_learners_weight() -> None:
     assert participation([Contribution(0, 1.0)], []) == 1
 
 
-def outage(*step_counts: int, rho: float = 0.8, missed: float = 11.0) -> float | None:
-    return outage_length(step_counts, participation=rho, missed_step_count=missed, inner_step_count=H)
+def outage(*deltas: tuple[int, float, float], working: float = 4.0) -> float | None:
+    """`deltas` have steps, weights and missed steps."""
+    steps, weights, missed = zip(*deltas, strict=True)
+    return outage_length(steps, weights, missed, working_weight=working, inner_step_count=H)
 
 
-def test_after_an_outage_of_all_a_round_is_as_long_as_the_least_that_all_took() -> None:
-    assert outage(240, 300) == 240
-    assert outage(24, 300) is None
-    assert outage(240, 300, rho=0.7) is None
-    assert outage(240, 300, missed=12.0) is None
+def test_after_an_outage_of_all_a_round_is_as_long_as_what_three_quarters_of_the_weight_took() -> None:
+    assert outage((240, 1, 0), (250, 1, 0), (260, 1, 0), (270, 1, 0)) == 250
+    assert outage((5, 1, 0), (250, 1, 0), (260, 1, 0), (270, 1, 0)) == 250
+    assert outage((5, 1, 0), (5, 1, 0), (260, 1, 0), (270, 1, 0)) is None
+    assert outage((H, 3, 0), (250, 1, 0)) is None
+
+
+def test_learners_that_did_not_keep_up_are_no_evidence_of_an_outage() -> None:
+    assert outage((240, 2, H / 2), (250, 2, 0)) is None
+    assert outage((900, 1, H / 2), (250, 3, H / 2 - 1)) == 250
+    assert outage((240, 2, 0)) is None, "the others work, and brought nothing"

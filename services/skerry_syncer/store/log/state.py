@@ -133,13 +133,9 @@ class FragmentState:
         steps = self.newest.step_count - self.versions[base_version].step_count
         return rounds_behind(max(0.0, steps), inner_step_count=inner_step_count)
 
-    def missed_step_count(self, learners: Iterable[str], version: int) -> float:
-        """Returns by how many inner steps the run had gone on by `version` without one of `learners`, at most.
-
-        A learner of which nothing was merged missed all of the run.
-        """
-        now = self.versions[version].step_count
-        return max((now - self.worked_until.get(name, 0.0) for name in learners), default=0.0)
+    def missed_step_count(self, learner: str) -> float:
+        """Returns by how many inner steps the run went on without a learner; all of them if nothing of it was merged."""
+        return self.newest.step_count - self.worked_until.get(learner, 0.0)
 
 
 @dataclass

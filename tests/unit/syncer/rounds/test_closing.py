@@ -206,6 +206,9 @@ def test_weights_of_long_ago_and_rates_100_times_too_high_count_for_little_after
         pytest.param([(1000, 1000), (900, 900)], 900, id="an outage of everybody counts as far as all trained"),
         pytest.param([(60, 60), (60, 60)], 60, id="a syncer slower than H steps holds up all"),
         pytest.param([(200, 200), (24, 24)], 24, id="one learner that returns moves the run by a round"),
+        pytest.param(
+            [(1000, 1000)] * 7 + [(5, 5)], 1000, id="one that brought what it had before the outage changes nothing"
+        ),
     ],
 )
 def test_a_joint_round_takes_the_run_as_far_as_its_deltas_say(deltas: list[tuple[int, int]], progress: int) -> None:

@@ -134,7 +134,7 @@ class FragmentState:
         return rounds_behind(max(0.0, steps), inner_step_count=inner_step_count)
 
     def missed_step_count(self, learner: str) -> float:
-        """Returns by how many inner steps the run went on without a learner; all of them if nothing of it was merged."""
+        """Returns the inner steps that the run made without a learner: all if none of its work was merged."""
         return self.newest.step_count - self.worked_until.get(learner, 0.0)
 
 

@@ -44,7 +44,8 @@ def lock() -> int:
         build = Path(folder) / "build.in"
         build.write_text("\n".join(_pyproject()["build-system"]["requires"]), encoding="utf-8")
         project = ROOT / "pyproject.toml"
-        for name, source in (("syncer", [project]), ("console", ["--extra", "console", project]), ("build", [build])):
+        syncer = ["--extra", "gcs", project]
+        for name, source in (("syncer", syncer), ("console", ["--extra", "console", *syncer]), ("build", [build])):
             words = ["--quiet", "--universal", "--generate-hashes", "--no-annotate", "--no-header"]
             words += ["--python-version", "3.11", "--constraint", "constraints.txt", "--output-file", _LOCKS[name]]
             made = _tool("uv", "pip", "compile", *words, *source)

@@ -61,7 +61,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     type=STORE,
     default="file://./skerry-data",
     metavar="URL",
-    help="Object store for all state: file://folder, s3://bucket/prefix or memory://.",
+    help="Object store for all state: file://folder, a bucket (s3://, gs:// or az://bucket/prefix) or memory://.",
 )
 @click.option(
     "--new-store",

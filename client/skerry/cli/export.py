@@ -60,7 +60,7 @@ Examples:
     "store_url",
     default="file://./skerry-data",  # where `skerry serve` keeps it
     show_default=True,
-    help="Read this store, as file:///var/lib/skerry or s3://bucket/prefix, and ask no syncer.",
+    help="Read this store, as file:///var/lib/skerry or s3://, gs:// or az://bucket/prefix, and ask no syncer.",
 )
 @click.option(
     "--out", "out_path", type=OUTPUT, required=True, help="The file to write; with --format hf or peft the folder."

@@ -1,7 +1,7 @@
 """The campaign with real processes: `python -m tests.e2e.chaos --minutes 60 --store s3`; needs root.
 
 Three syncers and six learners run as processes while a seeded storm kills, stops and drains them, cuts and slows their
-links, and fills their disk or cuts their way to an S3 gateway. The learners' own accounts are held against the log all
+links, and fills their disk or cuts their way to the store. The learners' own accounts are held against the log all
 the time.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.chaos.campaign import Campaign
+from tests.e2e.chaos.store_place import KINDS
 from tests.support.no_cloud import stay_here
 
 # In a network, mounts and processes of its own: all of it ends with its first process, and nobody outside reaches it.
@@ -30,7 +31,7 @@ def main() -> int:
     """Runs one campaign; returns 0 where nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="about so long (default: 60)")
-    parser.add_argument("--store", choices=("file", "s3"), default="file", help="the kind of store (default: file)")
+    parser.add_argument("--store", choices=KINDS, default="file", help="the kind of store (default: file)")
     parser.add_argument("--seed", type=int, default=1, help="what the storm is drawn from (default: 1)")
     parser.add_argument("--keep", type=Path, help="new folder for journals and logs (default: one that is removed)")
     parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)

@@ -80,7 +80,7 @@ def store_and_run_options(*, is_run_required: bool) -> Callable[[Function], Func
             type=STORE,
             default="file://./skerry-data",  # where `skerry serve` keeps it
             show_default=True,
-            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://bucket/prefix.",
+            help="Where the run is stored: file://folder, as in file:///var/lib/skerry, or s3://, gs:// or az://bucket/prefix.",
         ),
     )
     return lambda function: reduce(lambda command, option: option(command), options, function)

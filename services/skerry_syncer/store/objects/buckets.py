@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -23,12 +24,16 @@ from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Ob
 # Bytes up to this size go up in one request. S3 allows 10,000 pieces an object, so pieces of 16 MiB reach 156 GiB.
 _PIECE_BYTES: Final = 16 * 2**20
 _PIECES_IN_FLIGHT: Final = 4
+_DELETES_IN_FLIGHT: Final = 16
 # Objects are read in ranges, one request each. At 2.2 Mbit/s and more a range takes less than the 60 s of a request,
 # and most objects, such as pushed parts of 8 MiB, are one range.
 RANGE_BYTES: Final = 16 * 2**20
-_END_SIGNS: Final = ("416 Range Not Satisfiable", "Invalid range", "range was invalid")  # of a range behind the end
-_ERROR_CODE: Final = re.compile(r"<Code>(\w+)</Code>")  # in an S3 server's answer
-_NO_CREDENTIALS: Final = "http://169.254.169.254/"  # where obstore asks a cloud machine for its role when it has none
+# Of a range behind the end.
+_END_SIGNS: Final = ("416 Range Not Satisfiable", "Invalid range", "range was invalid", "Wanted range starting at")
+_ERROR_CODE: Final = re.compile(r"<Code>(\w+)</Code>")  # in a server's answer
+_NO_BUCKET_SIGNS: Final = ("NoSuchBucket", "ContainerNotFound")
+# Where obstore asks a cloud machine for its role when it has no credentials.
+_METADATA_SIGNS: Final = ("//169.254.169.254/", "//metadata.google.internal/")
 _FULL_SIGNS: Final = ("No space left", "Disk quota exceeded", "507 Insufficient Storage", "QuotaExceeded")
 
 
@@ -98,9 +103,15 @@ class ObstoreObjects:
                 yield ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these objects, many a request."""
-        with translated_errors("delete", names[0] if names else ""):
-            await obstore.delete_async(self.store, [check_object_name(name) for name in names])
+        """Deletes these objects, on S3 and Azure many a request."""
+        paths = [check_object_name(name) for name in names]
+        # Elsewhere than on S3 a name that does not exist ends the call.
+        with translated_errors("delete", names[0] if names else ""), contextlib.suppress(FileNotFoundError):
+            await obstore.delete_async(self.store, paths)
+            return
+        if len(names) > 1:
+            for start in range(0, len(names), _DELETES_IN_FLIGHT):
+                await asyncio.gather(*(self.delete([name]) for name in names[start : start + _DELETES_IN_FLIGHT]))
 
     async def sync_parent(self, *names: str) -> None:
         """Does nothing: an object that such a store shows is durable."""
@@ -112,7 +123,7 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:  # an object has none below it
-        if "NoSuchBucket" in str(error):  # a missing bucket must not pass for an empty one
+        if any(sign in str(error) for sign in _NO_BUCKET_SIGNS):  # it must not pass for an empty one
             raise StoreRefusedError(f"bucket does not exist. operation={operation}, name={name}") from error
         raise ObjectMissingError(f"object is missing. name={name}") from error
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError) as error:
@@ -128,8 +139,10 @@ def translated_errors(operation: str, name: str) -> Iterator[None]:
 def _kind_of(error: Exception) -> tuple[type[StoreFullError | StoreUnavailableError], str]:
     if any(sign in str(error) for sign in _FULL_SIGNS):
         return StoreFullError, "store has no space left"
-    if _NO_CREDENTIALS in str(error):
-        return StoreRefusedError, "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if any(sign in str(error) for sign in _METADATA_SIGNS):
+        return StoreRefusedError, "the machine has no role that gives it credentials"
+    if any(sign in str(error) for sign in _NO_BUCKET_SIGNS):
+        return StoreRefusedError, "bucket does not exist"
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return StoreRefusedError, "store refuses the credentials, or does not let them do this"
     return StoreUnavailableError, "store can't be used"

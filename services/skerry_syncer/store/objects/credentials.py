@@ -1,65 +1,70 @@
-"""Where the credentials of an `s3://` store come from."""
+"""Where the credentials of a bucket come from, by each cloud's own names."""
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import os
 import re
 import socket
+from collections.abc import Callable
+from datetime import UTC
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from skerry.runtime.logs import get_logger
 from skerry.runtime.redaction import redacted
 from skerry_syncer.store.errors import StoreURLError
+from skerry_syncer.store.objects.interface import read_json
+
+if TYPE_CHECKING:
+    from obstore.store import GCSCredential
 
 _LOG: Final = get_logger(__name__)
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-# Variables of which any one names credentials that obstore takes by itself.
-_SOURCES: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-)
-_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # the first that is set counts
+_GOOGLE_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _HOST: Final = re.compile(r"[\w.:-]+", re.ASCII)
-_METADATA: Final = "http://169.254.169.254"  # of the machine itself, in every cloud that has it
-_METADATA_TIMEOUT_S: Final = 1.0  # it is on the same host
+_METADATA_TIMEOUT_S: Final = 1.0  # the service is on the same host
 
 
-def found_credentials() -> dict[str, str]:
+class Cloud(NamedTuple):
+    """What one cloud calls its settings."""
+
+    sources: tuple[str, ...]  # variables of which any one names credentials that obstore takes by itself
+    shared: Callable[[], dict[str, Any]]  # obstore's options for the credentials of a file, if there is one
+    metadata: tuple[str, str]  # the variable of the metadata service's address, and the address without it
+    credentials_advice: str
+    endpoints: tuple[str, ...]  # variables of another server's URL; the first that is set counts
+    settings_advice: str
+
+
+def found_credentials(scheme: str) -> dict[str, Any]:
     """Returns the options that obstore does not find by itself, and logs where the credentials come from.
 
-    That is the environment, web identity, a container's role, the shared credentials file (with AWS_PROFILE), or the
-    machine's role where it has a metadata service. May block for a second.
+    That is the environment, including workload identity; then the file of the cloud's own tools; then the role of the
+    machine, where it has a metadata service. Credentials with an end are renewed before it. May block for a second.
 
     Raises:
         StoreURLError: there are none; the message says what to set.
     """
-    source = next(filter(os.environ.get, _SOURCES), None)
-    if source is not None:
-        _LOG.info("store credentials found", source=source)
-        return {}
-    shared = _shared()
-    if not shared and not _has_metadata():
-        raise StoreURLError(
-            "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for "
-            "one of the shared credentials file, or give the machine a role"
-        )
-    _LOG.info("store credentials found", source="shared file" if shared else "instance metadata")
-    return shared
+    cloud = CLOUDS[scheme]
+    source, options = next(filter(os.environ.get, cloud.sources), ""), {}
+    if not source and (options := cloud.shared()):
+        source = "shared file"
+    if not source and not _has_metadata(*cloud.metadata):
+        raise StoreURLError(f"there are no credentials for {scheme}://: {cloud.credentials_advice}")
+    _LOG.info("store credentials found", source=source or "instance metadata")
+    return options
 
 
-def checked_endpoint() -> str:
-    """Returns the host of the S3 server that the environment names; "" for Amazon's.
+def checked_endpoint(scheme: str) -> str:
+    """Returns the host of the server that the environment names; "" for the cloud's own.
 
     Raises:
         StoreURLError: it is no URL of a server, for which obstore panics.
     """
-    name = next((name for name in _ENDPOINTS if name in os.environ), None)
+    name = next((name for name in CLOUDS[scheme].endpoints if name in os.environ), None)
     if name is None:
         return ""
     url = os.environ[name]
@@ -70,12 +75,12 @@ def checked_endpoint() -> str:
         is_right = False
     if not is_right or parts.query or parts.fragment or not url.isprintable():
         raise StoreURLError(
-            f"the S3 server's address is a URL such as https://s3.example:9000. {name}={redacted(url)!r}"
+            f"the store's server has a URL such as https://storage.example:9000. {name}={redacted(url)!r}"
         )
     return parts.hostname or ""
 
 
-def _shared() -> dict[str, str]:
+def _aws_file() -> dict[str, Any]:
     path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
     parser = configparser.RawConfigParser()
     try:
@@ -87,12 +92,107 @@ def _shared() -> dict[str, str]:
     return keys if {"access_key_id", "secret_access_key"} <= keys.keys() else {}
 
 
-def _has_metadata() -> bool:
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return False
-    address = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or _METADATA)
+def _google_file() -> dict[str, Any]:
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+    path = Path(named) if named else folder / "application_default_credentials.json"
+    if not named and not path.exists():
+        return {}
     try:
-        socket.create_connection((address.hostname or "", address.port or 80), _METADATA_TIMEOUT_S).close()
+        settings = read_json(path.read_bytes(), dict[str, Any])
+        if settings.get("type") in {"service_account", "authorized_user"}:
+            return {"application_credentials": str(path)}
+        return {"credential_provider": _GoogleTokens()}
+    except ImportError as error:
+        raise StoreURLError(f"Google's credentials need `pip install 'skerry[gcs]'`. path={path}") from error
+    except (OSError, ValueError) as error:
+        raise StoreURLError(f"Google's credentials can't be used: {error}. path={path}") from error
+
+
+class _GoogleTokens:
+    """Tokens of what obstore does not know: workload identity federation, and impersonated service accounts."""
+
+    def __init__(self) -> None:
+        from google.auth import credentials, default
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import Request
+
+        try:
+            # With a scope it would ask Google for the name of the project.
+            unscoped, _ = default()
+        except GoogleAuthError as error:
+            raise ValueError(error) from error
+        self._credentials = credentials.with_scopes_if_required(unscoped, [_GOOGLE_SCOPE])
+        self._request = Request()
+
+    async def __call__(self) -> GCSCredential:
+        """Returns a new token; obstore asks for one when it needs it."""
+        await asyncio.to_thread(self._credentials.refresh, self._request)
+        return {"token": self._credentials.token, "expires_at": self._credentials.expiry.replace(tzinfo=UTC)}
+
+
+def _has_metadata(variable: str, address: str) -> bool:
+    if variable.startswith("AWS_") and os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    url = urlsplit(os.environ.get(variable) or address)
+    url = url if url.hostname else urlsplit(f"//{url.geturl()}")  # Google's variable is a host and a port
+    try:
+        socket.create_connection((url.hostname or "", url.port or 80), _METADATA_TIMEOUT_S).close()
     except OSError:
         return False
     return True
+
+
+CLOUDS: Final = {
+    "s3": Cloud(
+        sources=(
+            "AWS_ACCESS_KEY_ID",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "AWS_SKIP_SIGNATURE",
+        ),
+        shared=_aws_file,
+        metadata=("AWS_METADATA_ENDPOINT", "http://169.254.169.254"),
+        credentials_advice="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for one of the shared "
+        "credentials file, or give the machine a role",
+        endpoints=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        settings_advice="region and endpoint are set by AWS_REGION and AWS_ENDPOINT_URL",
+    ),
+    "gs": Cloud(
+        sources=(
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_SERVICE_ACCOUNT_PATH",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_BEARER_TOKEN",
+        ),
+        shared=_google_file,
+        metadata=("GCE_METADATA_HOST", "http://metadata.google.internal"),
+        credentials_advice="set GOOGLE_APPLICATION_CREDENTIALS to a credentials file, or run `gcloud auth "
+        "application-default login`, or give the machine a service account",
+        endpoints=("GOOGLE_BASE_URL",),
+        settings_advice="another endpoint than Google's is set by GOOGLE_BASE_URL",
+    ),
+    "az": Cloud(
+        sources=(
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            "AZURE_STORAGE_ACCESS_KEY",
+            "AZURE_STORAGE_MASTER_KEY",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "AZURE_STORAGE_SAS_KEY",
+            "AZURE_STORAGE_TOKEN",
+            "AZURE_FEDERATED_TOKEN_FILE",
+            "AZURE_STORAGE_CLIENT_SECRET",
+            "AZURE_CLIENT_SECRET",
+            "AZURE_USE_AZURE_CLI",
+            "AZURE_STORAGE_USE_EMULATOR",
+        ),
+        shared=dict,
+        metadata=("IDENTITY_ENDPOINT", "http://169.254.169.254"),
+        credentials_advice="set AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; or AZURE_TENANT_ID, "
+        "AZURE_CLIENT_ID and one of AZURE_CLIENT_SECRET and AZURE_FEDERATED_TOKEN_FILE; or AZURE_USE_AZURE_CLI=true "
+        "after `az login`; or give the machine a managed identity",
+        endpoints=("AZURITE_BLOB_STORAGE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        settings_advice="the account is set by AZURE_STORAGE_ACCOUNT_NAME",
+    ),
+}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from obstore import exceptions
-from obstore.store import MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from skerry.net.tls import is_loopback
 from skerry.runtime.identifiers import SystemEntropy
@@ -17,7 +17,7 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import ThreadWorkers
 from skerry_syncer.store.errors import StoreURLError
 from skerry_syncer.store.objects.buckets import ObstoreObjects
-from skerry_syncer.store.objects.credentials import checked_endpoint, found_credentials
+from skerry_syncer.store.objects.credentials import CLOUDS, checked_endpoint, found_credentials
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.local import FOLDER_MODE, MARKER, FileSystem, LocalObjects
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 _LOG: Final = get_logger(__name__)
-_HELP: Final = "use file:///path/of/a/folder, s3://bucket/prefix or memory://"
+_HELP: Final = (
+    "use file:///path/of/a/folder, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory://"
+)
+_BUCKETS: Final[dict[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 # Enough that one slow write does not delay other files; the threads mostly wait in write and fsync.
 _FILE_THREADS: Final = 8
 _READ_THREADS: Final = 4  # apart, since most of what is read is in memory
@@ -38,12 +41,13 @@ _RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(sec
 
 
 def open_objects(url: str, *, writes: bool = True, new: bool = True, reserve: bool = False) -> Objects:
-    """Returns the object store at `url`: `file:///path`, `memory://` or `s3://bucket/prefix`.
+    """Returns the object store at `url`: a `file://`, `memory://`, `s3://`, `gs://` or `az://` one.
 
-    Credentials, region and endpoint of `s3://` come from the AWS_* environment; credentials also from where else
-    `found_credentials` looks. Of a `file://` store, `new` begins one where there is none, and makes its folder. Without
-    `new` that is refused, because the store may be on a volume that is not mounted, whether its folder is the mount
-    point or below. `reserve` sets 16 MiB of a `file://` store's disk aside, so that collections work on a full one.
+    A bucket's region, account and endpoint come from the cloud's own variables, AWS_*, GOOGLE_* or AZURE_*; credentials
+    also from where else `found_credentials` looks. Of a `file://` store, `new` begins one where there is none, and
+    makes its folder. Without `new` that is refused, because the store may be on a volume that is not mounted, whether
+    its folder is the mount point or below. `reserve` sets 16 MiB of a `file://` store's disk aside, so that collections
+    work on a full one.
 
     Raises:
         StoreURLError: the URL can't be used; the message says what to do.
@@ -56,7 +60,7 @@ def open_objects(url: str, *, writes: bool = True, new: bool = True, reserve: bo
         return folder
     if scheme == "memory":
         return ObstoreObjects(MemoryStore())
-    return _open_bucket(url)
+    return _open_bucket(scheme, url.strip())
 
 
 def parse_url(url: str) -> tuple[str, Path]:
@@ -73,15 +77,13 @@ def parse_url(url: str) -> tuple[str, Path]:
         raise StoreURLError(f"store URL has control characters; {_HELP}. url={url!r}")
     if not colon or "/" in scheme:
         raise StoreURLError(f"store URL has no scheme; did you mean file://{_absolute(url, url)} ? url={url!r}")
-    if scheme not in {"file", "memory", "s3"}:
+    if scheme not in {"file", "memory", *_BUCKETS}:
         raise StoreURLError(f"store URL's scheme is not known; {_HELP}. url={url!r}")
-    if scheme == "s3" and not rest.partition("/")[0]:
-        raise StoreURLError(f"s3 URL needs a bucket; s3://bucket/prefix. url={url!r}")
-    if scheme == "s3" and ("?" in rest or "#" in rest):
-        raise StoreURLError(
-            "s3 URL has a ? or #, which no prefix may have; region and endpoint are set by AWS_REGION and "
-            f"AWS_ENDPOINT_URL. url={url!r}"
-        )
+    if scheme in _BUCKETS and not rest.partition("/")[0]:
+        raise StoreURLError(f"{scheme} URL needs a bucket; {scheme}://bucket/prefix. url={url!r}")
+    if scheme in _BUCKETS and ("?" in rest or "#" in rest):
+        advice = CLOUDS[scheme].settings_advice
+        raise StoreURLError(f"{scheme} URL has a ? or #, which no prefix may have; {advice}. url={url!r}")
     if scheme != "file":
         return scheme, Path(rest)
     path = unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
@@ -143,11 +145,13 @@ def _make_durable(folder: Path) -> None:
     FileSystem().sync_folder(folder.parent)
 
 
-def _open_bucket(url: str) -> Objects:
+def _open_bucket(scheme: str, url: str) -> Objects:
     try:
-        client: ClientConfig = {**_CLIENT, **_WITHOUT_PROXY} if is_loopback(checked_endpoint()) else _CLIENT
-        store = S3Store.from_url(url, client_options=client, retry_config=_RETRIES, **found_credentials())  # type: ignore[arg-type]  # names are checked by obstore
+        client: ClientConfig = {**_CLIENT, **_WITHOUT_PROXY} if is_loopback(checked_endpoint(scheme)) else _CLIENT
+        options = found_credentials(scheme)
+        store = _BUCKETS[scheme].from_url(url, client_options=client, retry_config=_RETRIES, **options)
     except (exceptions.BaseError, ValueError, TypeError) as error:
         cause = str(error).partition("\n")[0]
-        raise StoreURLError(f"bucket can't be used; {_HELP}. url={url!r}, cause={cause}") from error
+        advice = CLOUDS[scheme].settings_advice
+        raise StoreURLError(f"bucket can't be used; {advice}. url={url!r}, cause={cause}") from error
     return ObstoreObjects(store)

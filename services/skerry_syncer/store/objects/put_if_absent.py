@@ -87,8 +87,9 @@ async def check_put_if_absent(objects: Objects, entropy: Entropy) -> None:
         with contextlib.suppress(StoreError):
             await objects.delete([name])
     raise StoreURLError(
-        "the store let one object be created twice, so acknowledged work would be lost. Use an S3 server that honours "
-        "`If-None-Match: *`, and see that no proxy on the way drops the header"
+        "the store let one object be created twice, so acknowledged work would be lost. Use a server that honours "
+        "`If-None-Match: *` (Google's: `x-goog-if-generation-match: 0`), and see that no proxy on the way drops the "
+        "header"
     )
 
 

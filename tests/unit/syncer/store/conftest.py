@@ -1,4 +1,4 @@
-"""Object stores for the tests: every kind that Skerry runs on, S3 from a server in this process."""
+"""Object stores for the tests: every kind that Skerry runs on, S3 and Google's from servers in this process."""
 
 import itertools
 import logging
@@ -15,7 +15,9 @@ from moto.server import ThreadedMotoServer
 
 from skerry_syncer.store.objects.interface import Objects
 from skerry_syncer.store.objects.opening import open_objects
+from tests.e2e.azurite import AZURITE, Azurite, need_azurite
 from tests.support.dict_objects import DictObjects
+from tests.support.google_storage import GoogleStorage, google_storage
 
 _BUCKET = "skerry-test"
 _prefixes = itertools.count()
@@ -60,6 +62,40 @@ def s3_url(moto: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return _new_prefix(monkeypatch, moto)
 
 
+@pytest.fixture(scope="session")
+def google(moto: str) -> Iterator[GoogleStorage]:
+    """Google Cloud Storage, kept by moto."""
+    with google_storage(moto) as server:
+        yield server
+
+
+@pytest.fixture
+def gs_url(s3_url: str, google: GoogleStorage, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty prefix on Google Cloud Storage, for a machine with a service account."""
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    for name, value in google.env().items():
+        monkeypatch.setenv(name, value)
+    return s3_url.replace("s3://", "gs://")
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """Azure's blob storage, emulated, with one container."""
+    need_azurite()
+    server = Azurite.start(tmp_path_factory.mktemp("azurite"))
+    server.create_container(_BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def az_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty prefix on Azurite."""
+    for name, value in azurite.env().items():
+        monkeypatch.setenv(name, value)
+    return f"az://{_BUCKET}/{os.getpid()}-{next(_prefixes)}"
+
+
 @pytest.fixture
 def real_s3_url(monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty prefix on the server that SKERRY_TEST_S3_ENDPOINT, _ACCESS_KEY and _SECRET_KEY name."""
@@ -70,7 +106,15 @@ def real_s3_url(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(
-    params=["dict", "memory", "file", "s3", pytest.param("real-s3", marks=pytest.mark.e2e)],
+    params=[
+        "dict",
+        "memory",
+        "file",
+        "s3",
+        "gs",
+        pytest.param("real-s3", marks=pytest.mark.e2e),
+        pytest.param("az", marks=AZURITE),
+    ],
 )
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     """An empty object store of each kind."""
@@ -81,4 +125,4 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
             return open_objects("memory://")
         case "file":
             return open_objects(f"file://{tmp_path}/store")
-    return open_objects(request.getfixturevalue("s3_url" if request.param == "s3" else "real_s3_url"))
+    return open_objects(request.getfixturevalue(f"{request.param.replace('-', '_')}_url"))

@@ -11,10 +11,11 @@ import pytest
 
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import Arguments, InlineWorkers, Result
-from skerry_syncer.store.errors import ObjectMissingError, StoreUnavailableError, StoreURLError
+from skerry_syncer.store.errors import ObjectMissingError, StoreRefusedError, StoreUnavailableError, StoreURLError
 from skerry_syncer.store.objects.interface import ObjectInfo, Objects
 from skerry_syncer.store.objects.local import MARKER, LocalObjects
 from skerry_syncer.store.objects.opening import open_objects, parse_url
+from tests.e2e.azurite import AZURITE
 from tests.support.dict_objects import joined
 
 
@@ -24,9 +25,13 @@ from tests.support.dict_objects import joined
         ("/var/lib/skerry", "did you mean file:///var/lib/skerry"),
         ("~/store", f"did you mean file://{Path.home()}/store"),
         ("", "no scheme"),
-        ("gs://bucket/prefix", "use file:///"),
+        ("gcs://bucket/prefix", "use file:///.* gs://bucket/prefix, az://container/prefix"),
         ("s3:///prefix", "needs a bucket"),
-        ("s3://bucket/a#1", r"has a \? or #"),
+        ("gs://", "needs a bucket; gs://bucket/prefix"),
+        ("az:///prefix", "needs a bucket; az://"),
+        ("s3://bucket/a#1", r"has a \? or #.*AWS_ENDPOINT_URL"),
+        ("gs://bucket/a?b=c", r"has a \? or #.*GOOGLE_BASE_URL"),
+        ("az://container/a#1", r"has a \? or #.*AZURE_STORAGE_ACCOUNT_NAME"),
         ("file://", "names no folder"),
         ("file://localhost", "names no folder"),
         ("file:///tmp/..", "names no folder"),
@@ -56,27 +61,59 @@ def test_a_path_may_be_relative_or_begin_at_home(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("url", "variable"),
+    [
+        ("s3://bucket/x", "AWS_ENDPOINT_URL_S3"),
+        ("gs://bucket/x", "GOOGLE_BASE_URL"),
+        ("az://c/x", "AZURE_STORAGE_ENDPOINT"),
+    ],
+)
+@pytest.mark.parametrize(
     "address",
     ["", "minio:9000", "ftp://minio", "http://", "http://minio:99999", "http://a b", "http://minio?x=1", "http://[::1"],
 )
-def test_an_s3_address_that_is_no_url_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
-    with pytest.raises(StoreURLError, match=r"https://s3.example:9000. AWS_ENDPOINT_URL_S3="):
-        open_objects("s3://bucket/x")
-
-
-async def test_no_proxy_of_the_environment_is_used_for_an_s3_server_of_this_machine(
-    s3_url: str, monkeypatch: pytest.MonkeyPatch
+def test_a_server_whose_address_is_no_url_is_refused(
+    address: str, url: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(variable, address)
+    with pytest.raises(StoreURLError, match=rf"https://storage.example:9000. {variable}="):
+        open_objects(url)
+
+
+def test_without_an_account_azure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    with pytest.raises(StoreURLError, match="the account is set by AZURE_STORAGE_ACCOUNT_NAME"):
+        open_objects("az://container/x")
+    open_objects("az://container@account.blob.core.windows.net/x")
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+async def test_no_proxy_of_the_environment_is_used_for_a_server_of_this_machine(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue(f"{kind}_url")
     for variable in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     with pytest.raises(ObjectMissingError):
-        await open_objects(s3_url).get("a")
+        await open_objects(url).get("a")
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
+@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "az://container/x"])
+async def test_a_server_that_is_not_there_is_unavailable(url: str) -> None:
     with pytest.raises(StoreUnavailableError, match=r"//127\.0\.0\.1:9/"):  # to which all tests' environment leads
-        await open_objects("s3://bucket/x").get("a")
+        await open_objects(url).get("a")
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs", pytest.param("az", marks=AZURITE)])
+async def test_a_bucket_that_does_not_exist_is_no_empty_one(kind: str, request: pytest.FixtureRequest) -> None:
+    scheme = request.getfixturevalue(f"{kind}_url").partition(":")[0]
+    objects = open_objects(f"{scheme}://no-such-bucket-here/x")
+    for call in (
+        objects.get("a"), objects.create("a", b""), objects.write("a", b""), objects.folders("a"),
+        joined(objects.stream("a")), _listed(objects.list("")),
+    ):  # fmt: skip
+        with pytest.raises(StoreRefusedError, match="bucket does not exist"):
+            await call
 
 
 @pytest.mark.usefixtures("s3_url")

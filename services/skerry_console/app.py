@@ -31,6 +31,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skerry import RunNotFoundError, RunsClient, SkerryError
+from skerry.cli import policy_text
 from skerry.cli.console import count_text
 from skerry.history.run_history import DeltaView, VersionView, status_word
 from skerry.runtime.clock import SystemClock
@@ -46,6 +47,7 @@ R = TypeVar("R")
 
 _CLOCK: Final = SystemClock()
 _START_S: Final = 20.0
+_PAINT_S: Final = 0.3  # for which a page waits for events; those that come later it gets as changes
 _ALERT_PAUSE_S: Final = 1.0
 _LIST_PAUSE_S: Final = 10.0
 _HEADERS: Final = (
@@ -74,8 +76,8 @@ class Console:
         async with self._client_lock:
             return await asyncio.to_thread(work, self.client)
 
-    async def feed(self, run: str) -> RunFeed:
-        """Returns the feed of a run.
+    async def feed(self, run: str, patience_s: float = _START_S) -> RunFeed:
+        """Returns the feed of a run, once it has started, and has the newest that happened or had time for that.
 
         Raises:
             HTTPException: there is no such run, or the syncer does not answer.
@@ -88,16 +90,17 @@ class Console:
             self._feeds.pop(run).close()
         if run not in self._feeds:
             try:
-                await self.call(lambda client: client.get_run(run))  # a feed would wait for a run that does not exist
+                known = await self.call(lambda client: client.get_run(run))  # a feed would wait for one to be created
             except RunNotFoundError as error:
                 raise HTTPException(404, str(error)) from error
             except SkerryError as error:
                 raise HTTPException(502, str(error)) from error
             if run not in self._feeds:  # nobody else made it meanwhile
-                self._feeds[run] = RunFeed(self.connect, run, self.settings)
+                self._feeds[run] = RunFeed(self.connect, run, self.settings, position=known.run.position)
         feed = self._feeds[run]
         try:
-            await asyncio.to_thread(feed.wait_current, _START_S)
+            await asyncio.to_thread(feed.wait_started, _START_S)
+            await asyncio.to_thread(feed.wait_current, patience_s)
         except (SkerryError, TimeoutError) as error:
             if self._feeds.get(run) is feed:  # nobody else who waited for it has taken it out
                 del self._feeds[run]
@@ -159,7 +162,7 @@ class Pages:
 
     async def run_page(self, request: Request) -> Response:
         """Shows a run."""
-        feed = await self._console.feed(request.path_params["run"])
+        feed = await self._console.feed(request.path_params["run"], _PAINT_S)
         with feed.history() as history:
             facts = {
                 "run": feed.run,
@@ -227,23 +230,42 @@ class Pages:
         return HTMLResponse(html, headers={"Content-Disposition": f'attachment; filename="{feed.run}.html"'})
 
     async def action(self, request: Request) -> Response:
-        """Rolls a run back or closes it."""
+        """Changes a run: rolls it back or closes it, changes its policy, ejects or readmits a learner."""
+        identities = getattr(request.state, "identities", ["skerry://admin/"])  # whoever uses this machine
+        is_admin = any(identity.startswith("skerry://admin/") for identity in identities)
         if not self._console.settings.allows_actions or request.headers.get("x-skerry-console") != "1":
-            raise HTTPException(403, "start the console with --actions on a loopback address")
-        run, name = request.path_params["run"], request.path_params["action"]
+            raise HTTPException(403, "start the console with --actions")
+        if not is_admin:
+            return PlainTextResponse("your certificate is not an admin's", 403)
         try:
-            position = int(json.loads(await request.body())["position"])
-            if name == "close":
-                await self._console.call(lambda client: client.close_run(run))
-            elif name == "roll-back":
-                await self._console.call(lambda client: client.roll_back(run, position))
-            else:
-                raise HTTPException(404, "there is no such action")
-        except (ValueError, KeyError, TypeError) as error:
-            raise HTTPException(400, "the request has no position") from error
+            values = json.loads(await request.body())
+            act = _action(request.path_params["run"], request.path_params["action"], values)
+            await self._console.call(act)
+        except (KeyError, TypeError) as error:
+            raise HTTPException(400, "there is no such action, or it needs another value") from error
+        except ValueError as error:
+            return PlainTextResponse(str(error), 400)
         except SkerryError as error:
             return PlainTextResponse(str(error), 409)
         return PlainTextResponse("done")
+
+
+def _action(run: str, name: str, values: dict[str, str]) -> Callable[[RunsClient], object]:
+    """Returns what carries an action out; raises KeyError, ValueError or TypeError if there is none of these values."""
+
+    def set_policy(client: RunsClient) -> object:
+        current = client.get_policy(run)
+        return client.set_policy(run, policy_text.apply(values["assignments"].split(), current), base=current)
+
+    if name == "policy":
+        return set_policy
+    if name == "roll-back":
+        position = int(values["position"])
+        return lambda client: client.roll_back(run, position)
+    if name == "close":
+        return lambda client: client.close_run(run)
+    learner, method = values["learner"], {"eject": RunsClient.eject, "readmit": RunsClient.readmit}[name]
+    return lambda client: method(client, run, learner)
 
 
 async def compressed(texts: AsyncIterator[str | bytes]) -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ from skerry import RunsClient, Tls
 from skerry.cli.connection import with_run
 from skerry.cli.console import size_text
 from skerry.net.tls import Insecure, is_loopback
-from skerry.net.tls_options import with_target
+from skerry.net.tls_options import PEM_FILE, checked, with_target
 from skerry.runtime.addresses import server_address
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import log_to_stderr
@@ -57,7 +57,8 @@ Examples:
   skerry console --price us=98 --price eu=71             with costs
   skerry console --webhook https://hooks.example/T0/B0   and alerts to a chat
 
-The console has no passwords. On an address that others reach, put a proxy before it that knows who may see the runs.
+The console has no passwords. On an address that others reach, ask for client certificates (--listen-client-ca), or put
+a proxy before it that knows who may see the runs.
 """
 )
 @click.option("--listen", type=ADDRESS, default="127.0.0.1:8080", metavar="HOST:PORT", help="Port 0 picks a free port.")
@@ -70,7 +71,20 @@ The console has no passwords. On an address that others reach, put a proxy befor
     help="Post alerts there, in the shape that Slack reads.",
 )
 @click.option(
-    "--actions", "allows_actions", is_flag=True, help="Let the page roll back and close runs; on loopback only."
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name or address by which browsers call it; repeated for each.  [default: on loopback localhost, else any]",
+)
+@click.option("--listen-cert", type=PEM_FILE, help="Serve with TLS, and present this certificate (PEM).")
+@click.option("--listen-key", type=PEM_FILE, help="The private key of --listen-cert.")
+@click.option("--listen-client-ca", type=PEM_FILE, help="Accept only browsers with a certificate of this authority.")
+@click.option(
+    "--actions",
+    "allows_actions",
+    is_flag=True,
+    help="Let the page change runs: of whoever uses this machine, or with --listen-client-ca of admins.",
 )
 @_prices
 @with_target
@@ -81,6 +95,10 @@ def console(
     listen: str,
     port_file: Path | None,
     webhook_url: str | None,
+    hosts: tuple[str, ...],
+    listen_cert: Path | None,
+    listen_key: Path | None,
+    listen_client_ca: Path | None,
     allows_actions: bool,
     prices: tuple[tuple[str, float], ...],
 ) -> None:
@@ -88,26 +106,29 @@ def console(
     import uvicorn  # here: `skerry --help` does without the extra [console]
 
     from skerry_console.app import Console, application
+    from skerry_console.serving import with_tls
     from skerry_console.view import Settings
 
     host, port = server_address(listen)
-    if allows_actions and not is_loopback(host):
-        raise click.UsageError("--actions needs a loopback address, because the console asks nobody who they are")
+    own = checked(Tls(listen_client_ca, listen_cert, listen_key))
+    if own.ca is not None and own.cert is None:
+        raise click.UsageError("--listen-client-ca needs the console's own certificate: --listen-cert and --listen-key")
+    if allows_actions and own.ca is None and not is_loopback(host):
+        raise click.UsageError("--actions needs a loopback address or --listen-client-ca, to know who acts")
     log_to_stderr("warning")
     served = Console(
         lambda: RunsClient(target, tls=tls),
         Settings(prices=dict(prices), allows_actions=allows_actions),
         webhook_url=webhook_url,
     )
-    hosts = ["localhost", "127.0.0.1", "[::1]"] if is_loopback(host) else ["*"]
-    app = application(served, hosts=hosts)
+    app = application(served, hosts=list(hosts) or (["localhost", "127.0.0.1"] if is_loopback(host) else ["*"]))
     with socket.create_server((host, port)) as listening:
         bound = listening.getsockname()[1]
-        click.echo(f"console: http://{host}:{bound}")
+        click.echo(f"console: {'http' if own.cert is None else 'https'}://{host}:{bound}")
         if port_file is not None:
             with replacing(port_file) as written:
                 written.write(f"{bound}\n".encode())
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, **with_tls(own))
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -18,7 +18,8 @@ from skerry.history.run_history import EventText, RunHistory, VersionView
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
-from skerry.v1.types_pb2 import RUN_STATUS_CLOSED
+from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.types_pb2 import RUN_STATUS_CLOSED, Event
 from skerry_console.pictures import (
     adoption_columns,
     curve_columns,
@@ -35,6 +36,7 @@ _CLOCK: Final = SystemClock()
 _TICK_S: Final = 0.5
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
+_RECENT_COUNT: Final = 500  # entries that are read first, which takes a syncer less than a second
 _AWAY_S: Final = 60.0  # after which a syncer that does not answer is an alert
 _AWAY_ACTION: Final = "Look whether a replica runs, and whether the console reaches it. Learners train on meanwhile."
 
@@ -60,10 +62,15 @@ class Cursor:
 
 
 class RunFeed:
-    """One run, followed on a thread of its own from its beginning until `close`."""
+    """One run, followed on a thread of its own until `close`.
 
-    def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings) -> None:
+    It is followed from its beginning. If its `position` is given it is followed from shortly before that, and what is
+    older is read by another thread meanwhile.
+    """
+
+    def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings, *, position: int = 0) -> None:
         self.run = run
+        self._connect = connect
         self._id = system_random().randbytes(8).hex()
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
@@ -71,6 +78,9 @@ class RunFeed:
         self._is_closed = False
         self._settings = settings
         self._history = RunHistory()
+        self._history.told_after = max(1, position - _RECENT_COUNT)
+        # What came while the past is read, and when; None: it is not read.
+        self._since: list[tuple[WatchStart | Event, float]] | None = None if self._history.is_whole else []
         self._lock = threading.Lock()
         self._client = connect()
         self._started = threading.Event()
@@ -79,6 +89,9 @@ class RunFeed:
         self._sections: tuple[float, dict[str, str]] = (0.0, {})
         self._thread = threading.Thread(target=self._follow, name=f"follow {run}", daemon=True)
         self._thread.start()
+        if self._since is not None:
+            reading = threading.Thread(target=self._read_past, args=[self._since], name=f"past of {run}", daemon=True)
+            reading.start()
 
     def close(self) -> None:
         """Stops following."""
@@ -98,7 +111,7 @@ class RunFeed:
             raise self.failure
 
     def wait_current(self, timeout_s: float) -> None:
-        """Returns when everything that is in the log is in the history, or after `timeout_s` with what came so far.
+        """Returns when the newest of the log is in the history, or after `timeout_s` with what came so far.
 
         Raises:
             SkerryError, TimeoutError: as `wait_started`.
@@ -163,6 +176,8 @@ class RunFeed:
         def look() -> dict[str, Any]:
             nonlocal shown, told, cursor
             with self.history() as history:
+                if cursor.feed != self._id:  # the past is there now
+                    cursor = Cursor(self._id, 0, None)
                 fresh = self._fresh_sections(history)
                 changed = {name: html for name, html in fresh.items() if shown.get(name) != html}
                 change: dict[str, Any] = {"sections": changed} if changed else {}
@@ -174,7 +189,8 @@ class RunFeed:
                 shown, cursor = fresh, Cursor(self._id, history.applied_position, counts)
             return change
 
-        while cursor.feed == self._id and self.failure is None:
+        is_known = cursor.feed == self._id
+        while is_known and self.failure is None:
             change = await asyncio.to_thread(look)  # pictures of a large run take a second
             quiet_ticks = 0 if change else quiet_ticks + 1
             if change:
@@ -198,13 +214,16 @@ class RunFeed:
             for message in follow(
                 self._client,
                 self.run,
-                after_position=1,
+                after_position=self._history.told_after,
                 patience_s=_FOR_EVER_S,
                 until_closed=False,
                 tell=self._tell,
             ):
                 with self._lock:
-                    self._history.apply(message, _CLOCK.unix_s())
+                    now_s = _CLOCK.unix_s()
+                    self._history.apply(message, now_s)
+                    if self._since is not None:
+                        self._since.append((message, now_s))
                     self.error = self._broke_at_s = None
                 self._started.set()
                 if self._history.is_current:
@@ -218,6 +237,31 @@ class RunFeed:
             self.failure = error
         for event in (self._started, self._current, self._closed):
             event.set()
+
+    def _read_past(self, since: list[tuple[WatchStart | Event, float]]) -> None:
+        """Reads what is older than the history, applies what came `since` once more, and shows that instead."""
+        self._started.wait()
+        whole, client = RunHistory(), self._connect()
+        try:
+            for start, now_s in since[:1]:
+                whole.apply(start, now_s)
+            for message in follow(client, self.run, after_position=1, patience_s=_FOR_EVER_S, until_closed=False):
+                if self._is_closed or self.failure is not None:
+                    return
+                if isinstance(message, WatchStart):
+                    continue
+                if message.position > self._history.told_after:
+                    break
+                whole.apply(message)
+            with self._lock:
+                for again, now_s in since:
+                    whole.apply(again, now_s)
+                self._history, self._id = whole, system_random().randbytes(8).hex()
+        except SkerryError as error:
+            _LOG.warning("the past of the run can't be read", run=self.run, cause=str(error))
+        finally:
+            self._since = None
+            client.close()
 
     def _tell(self, reason: str) -> None:
         self.error = reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -49,7 +50,7 @@ def report(history: RunHistory, settings: Settings) -> str:
     facts = {"run": history.name, "fragments": list(history.fragments), "is_report": True, "cursor": ""}
     return page(
         history,
-        settings,
+        replace(settings, allows_actions=False),
         history.now_s,
         title=f"{history.name}: report",
         is_report=True,

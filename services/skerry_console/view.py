@@ -12,6 +12,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from skerry.cli import policy_text
 from skerry.cli.console import count_text, rate_text, size_text
 from skerry.history.alerts import alerts, duration_text
 from skerry.history.run_history import (
@@ -82,7 +83,9 @@ def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: 
     """
     raised = alerts(history, now_s)
     troubled = {alert.subject for alert in raised}
+    rows = policy_text.rows(history.policy)
     parts = {
+        "policy": _render("policy", rows=rows),
         "headline": _render(
             "headline", status=status_word(history.status), history=history, now=_clock(history.now_s), problem=problem
         ),
@@ -91,8 +94,8 @@ def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: 
     }
     for name, learner in sorted(history.learners.items()):
         facts = _learner(history, learner, now_s)
-        colour = learner_colour(history, name)
-        parts[f"learner-{name}"] = _render("learner", name=name, colour=colour, is_troubled=name in troubled, **facts)
+        facts |= {"colour": learner_colour(history, name), "allows_actions": settings.allows_actions}
+        parts[f"learner-{name}"] = _render("learner", name=name, is_troubled=name in troubled, **facts)
     return parts
 
 
@@ -203,7 +206,7 @@ def _cost(history: RunHistory, settings: Settings, now_s: float) -> float | None
         for name, view in history.learners.items()
         if (price := settings.prices.get(name, settings.prices.get(view.status.region))) is not None
     ]
-    return sum(priced) if priced else None
+    return sum(priced) if priced and history.is_whole else None
 
 
 def _learner(history: RunHistory, view: LearnerView, now_s: float) -> dict[str, Any]:

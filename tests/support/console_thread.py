@@ -13,11 +13,12 @@ from typing import Any, Final
 import uvicorn
 from google.protobuf.duration_pb2 import Duration
 
-from skerry import RunsClient
+from skerry import RunsClient, Tls
 from skerry.net.loop_thread import LoopThread
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry_console.app import Console, application
+from skerry_console.serving import with_tls
 from skerry_console.view import Settings
 from tests.support.raw_learner import RawLearner, attached, connected, create_run, quick
 
@@ -25,10 +26,12 @@ _LEASE: Final = Duration(seconds=2)
 
 
 @contextmanager
-def console(target: str, *, webhook_url: str | None = None, allows_actions: bool = False) -> Iterator[str]:
+def console(
+    target: str, *, webhook_url: str | None = None, allows_actions: bool = False, tls: Tls | None = None
+) -> Iterator[str]:
     """Yields the URL of a console of that syncer."""
     settings = Settings(prices={}, allows_actions=allows_actions)
-    with _serving(Console(lambda: RunsClient(target), settings, webhook_url=webhook_url)) as url:
+    with _serving(Console(lambda: RunsClient(target), settings, webhook_url=webhook_url), tls) as url:
         yield url
 
 
@@ -40,14 +43,15 @@ def console_of(connect: Callable[[], Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _serving(served: Console) -> Iterator[str]:
+def _serving(served: Console, tls: Tls | None = None) -> Iterator[str]:
     app = application(served, hosts=["127.0.0.1"])
+    options: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1, **with_tls(tls or Tls())}
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(app, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="console")
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(20)

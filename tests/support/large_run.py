@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from skerry.v1 import types_pb2 as types
 from skerry.v1.exchange_pb2 import WatchStart
+from skerry.v1.runs_pb2 import GetRunResponse
 from skerry.v1.types_pb2 import Event
 from tests.support.console_thread import console_of
 
@@ -22,6 +23,7 @@ FRAGMENTS = [f"fragment-{number:02d}" for number in range(24)]
 VERSION_COUNT = 100_000
 REPORT_COUNT = 1000  # of each learner
 _SPAN_S = 30 * 86_400.0
+_ENTRY_COUNT = 16  # of a round, whose deltas come eight in an entry
 
 
 class SyntheticClient:
@@ -29,11 +31,10 @@ class SyntheticClient:
 
     def __init__(self) -> None:
         self._began_s = time.time() - _SPAN_S
-        self._position = 1
         self._deltas: dict[str, list[types.DeltaFate]] = {}  # the same in each round, which is quicker to make
 
-    def get_run(self, _: str) -> None:
-        """The run exists."""
+    def get_run(self, _: str) -> GetRunResponse:
+        return GetRunResponse(run=types.Run(position=_ENTRY_COUNT * VERSION_COUNT))
 
     def list_runs(self) -> list[types.Run]:
         return []
@@ -41,25 +42,26 @@ class SyntheticClient:
     def close(self) -> None:
         """Nothing is open."""
 
-    def watch(self, _: str, **_options: Any) -> Iterator[WatchStart | Event]:
+    def watch(self, _: str, *, after_position: int, **_options: Any) -> Iterator[WatchStart | Event]:
         """Yields the run, its past, and then a version for each line of standard input."""
-        run = types.Run(name="large", uid="0", status=types.RUN_STATUS_OPEN, position=2 * VERSION_COUNT)
+        position = _ENTRY_COUNT * VERSION_COUNT
+        run = types.Run(name="large", uid="0", status=types.RUN_STATUS_OPEN, position=position)
         run.created_at.FromNanoseconds(int(1e9 * self._began_s))
         for name in FRAGMENTS:
             run.tensors.add(name=name, shape=[50_000, 10_000], dtype="float32")
             run.fragments.add(name=name, tensors=[name])
             run.versions.add(fragment=name, version=(VERSION_COUNT - 1) // len(FRAGMENTS))
         yield WatchStart(run=run, learners=[self._status(name, 0) for name in LEARNERS])
-        for number in range(VERSION_COUNT):
+        for number in range(after_position // _ENTRY_COUNT, VERSION_COUNT):
             if number % (VERSION_COUNT // REPORT_COUNT) == 0:
                 yield from self._reports(number)
             yield from self._round(number, is_recent=number > VERSION_COUNT - 1000)
+        yield Event(position=position)
         for number, _line in enumerate(sys.stdin, VERSION_COUNT):
             yield from self._round(number, is_recent=True)
 
-    def _event(self, number: int, **kind: Any) -> Event:
-        self._position += 1
-        event = Event(position=self._position, **kind)
+    def _event(self, number: int, entry: int = 0, **kind: Any) -> Event:
+        event = Event(position=_ENTRY_COUNT * number + 1 + entry, **kind)
         event.time.FromNanoseconds(int(1e9 * (self._began_s + _SPAN_S * number / VERSION_COUNT)))
         return event
 
@@ -84,12 +86,12 @@ class SyntheticClient:
         ]
         self._deltas[fragment] = deltas
         if is_recent:
-            for delta in deltas:
-                yield self._event(number, delta_accepted=delta)
+            for index, delta in enumerate(deltas):
+                yield self._event(number, index // 8, delta_accepted=delta)
             closed = types.RoundClosed(
                 fragment=fragment, version=version, delta_ids=[delta.delta_id for delta in deltas]
             )
-            yield self._event(number, round_closed=closed)
+            yield self._event(number, _ENTRY_COUNT - 2, round_closed=closed)
         committed = types.VersionCommitted(
             version=made,
             merged=deltas,
@@ -98,7 +100,7 @@ class SyntheticClient:
             run_step_count=float(number),
             run_token_count=1e8 * number,
         )
-        yield self._event(number, version_committed=committed)
+        yield self._event(number, _ENTRY_COUNT - 1, version_committed=committed)
 
     def _status(self, name: str, number: int) -> types.LearnerStatus:
         report = types.LearnerReport(

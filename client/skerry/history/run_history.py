@@ -146,11 +146,11 @@ class LearnerView:
         self._reports.append((now_s, report))
 
     def count_time(self, now_s: float, *, is_live: bool) -> None:
-        """Counts the time for which the learner is attached."""
-        if self.attached_at_s is None and is_live:
-            self.attached_at_s = now_s
-        elif self.attached_at_s is not None and not is_live:
-            self.trained_s += now_s - self.attached_at_s
+        """Counts the time for which the learner is attached, of which a watch of the past hears the end first."""
+        if is_live:
+            self.attached_at_s = min(now_s, self.attached_at_s or now_s)
+        elif self.attached_at_s is not None:
+            self.trained_s += max(0.0, now_s - self.attached_at_s)
             self.attached_at_s = None
 
     def attached_s(self, now_s: float) -> float:
@@ -213,6 +213,7 @@ class RunHistory:
         self.version_count = 0
         self.detailed: deque[VersionView] = deque()  # newest versions, with their deltas
         self.applied_position = 0
+        self.told_after = 0  # position after which the watch tells the past
         self._started_at = 0  # position of the newest start: events up to it are the past, told again
         self._heard_at_s = 0.0  # the newest message: when it came, or when it happened if it tells the past again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
@@ -226,6 +227,11 @@ class RunHistory:
     def is_current(self) -> bool:
         """Whether the past is told up to where the run was when the watch began."""
         return self.applied_position >= self._started_at > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the watch tells the past from the run's beginning."""
+        return self.told_after <= 1
 
     @property
     def is_judged(self) -> bool:
@@ -301,11 +307,11 @@ class RunHistory:
         return 3600 * (last.value - first.value) / (now_s - first.time_s)
 
     def goodput(self) -> float | None:
-        """Returns steps merged / steps taken, of all learners that report; None before the first."""
+        """Returns steps merged / steps taken, of all learners that report; None before the first, or if not whole."""
         reporting = [view for view in self.learners.values() if view.status.report.step_count]
         taken = sum(view.status.report.step_count + view.repeated_step_count for view in reporting)
         merged = sum(sum(view.merged_steps.values()) / len(self.fragments) for view in reporting)
-        return min(1.0, merged / taken) if taken and any(view.merged_steps for view in reporting) else None
+        return min(1.0, merged / taken) if taken and self.is_whole and merged else None
 
     def learner_counts(self) -> tuple[int, int, int]:
         """Returns how many learners are live, expected (they did not leave) and participating."""

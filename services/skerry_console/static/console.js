@@ -91,7 +91,7 @@ async function act(button) {
   const answer = await fetch(`/runs/${facts.run}/actions/${button.dataset.action}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Skerry-Console": "1" },
-    body: JSON.stringify({ position: Number(button.dataset.position ?? 0) }),
+    body: JSON.stringify({ ...button.dataset, assignments: byId("assignments").value }),
   });
   alert(await answer.text());
 }

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
 from skerry import RunsClient
 from skerry.cli import failures
 from skerry.cli.main import cli
+from skerry.net.loop_thread import LoopThread
 from tests.support.console_thread import ScriptedRun, console
 from tests.support.syncer_thread import syncer
+from tests.support.tcp_link import Link
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # the first test may install the browser
 
@@ -188,6 +190,49 @@ def test_an_alert_is_raised_and_resolved_and_posted_once_each(
     expect(page.locator("#alerts")).not_to_contain_text(missed)
     assert next_of(posted, missed).startswith("[resolved] alert: ")
     assert not [text for text in posted.queue if missed in text]
+
+
+def test_a_learner_is_ejected_and_a_policy_changed_in_the_page(page: Page, target: str) -> None:
+    asked: list[str] = []
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", answer)
+    with scripted(target, "acted") as run, console(target, allows_actions=True) as url:
+        run.advance(_SLOW)
+        page.goto(f"{url}/runs/acted")
+        page.locator("#assignments").fill("quorum_count=1 grace_factor=0.125")
+        page.get_by_role("button", name="Change").click()
+        page.get_by_text("What it is now").click()
+        expect(page.get_by_role("row", name="grace_factor")).to_contain_text("0.125")
+        card = page.get_by_role("article", name=f"learner {_SLOW}")
+        card.get_by_role("button", name="Eject").click()
+        expect(card.locator(".state")).to_have_text("ejected")
+        expect(card.get_by_role("button", name="Readmit")).to_be_visible()
+        expect(page.locator("#event-page")).to_contain_text(f"{_SLOW} was ejected")
+        page.goto("about:blank")  # before its server ends
+    assert asked[::2] == ["Change the policy of acted?", f"Eject {_SLOW}?"]
+
+
+def test_a_syncer_that_is_away_is_told_and_followed_again_when_it_is_back(page: Page, target: str) -> None:
+    thread, link = LoopThread("link"), Link(int(target.rpartition(":")[2]))
+    thread.run(link.open(0))
+    with scripted(target, "away") as run, console(f"127.0.0.1:{link.port}") as url:
+        run.advance(_SLOW)
+        page.goto(f"{url}/runs/away")
+        card = page.get_by_role("article", name=f"learner {_SLOW}")
+        expect(card).to_contain_text("step4")
+        thread.call(link.cut)
+        expect(page.locator("#headline .problem")).to_contain_text("reconnecting")
+        run.advance(_SLOW)
+        thread.call(link.heal)
+        expect(card).to_contain_text("step8")
+        expect(page.locator("#headline .problem")).to_have_count(0)
+        page.goto("about:blank")  # before its server ends
+    thread.run(link.close())
+    thread.close()
 
 
 def test_the_dialogue_of_a_version_says_who_made_it(page: Page, url: str, finished: ScriptedRun) -> None:

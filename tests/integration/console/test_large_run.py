@@ -17,6 +17,8 @@ from tests.support.large_run import FRAGMENTS, VERSION_COUNT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # a minute of it is the past, folded on one core
 
+_PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+
 
 @contextmanager
 def large_run() -> Iterator[tuple[str, subprocess.Popen[str]]]:
@@ -38,8 +40,13 @@ def newest(number: int) -> str:
 def test_a_large_run_is_painted_and_followed_within_a_second_in_300_megabytes(page: Page) -> None:
     with large_run() as (url, process):
         page.set_default_timeout(60_000)
-        while newest(VERSION_COUNT - 1) not in page.request.get(url).text():
-            time.sleep(1)  # the past is being told
+        page.goto(url)
+        expect(page.locator("#event-page")).to_contain_text(newest(VERSION_COUNT - 1))
+        expect(page.locator("#headline")).to_contain_text("reading the past")
+        cold_ms = page.evaluate(_PAINTED)
+        print(f"first paint of a console that has just started: {cold_ms:.0f} ms")
+        expect(page.locator("#headline")).not_to_contain_text("reading the past", timeout=600_000)
+        page.wait_for_function("() => model('versions')?.data.contributors[0][0] > 0")
         received: list[int] = []
         session = page.context.new_cdp_session(page)
         session.on("Network.dataReceived", lambda data: received.append(data["dataLength"]))
@@ -50,7 +57,7 @@ def test_a_large_run_is_painted_and_followed_within_a_second_in_300_megabytes(pa
             page.goto(url)
             page.locator("#version-map canvas").first.wait_for()
             page.wait_for_function("() => model('versions')?.data.dw[0] > 4000")
-            paints_ms.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            paints_ms.append(page.evaluate(_PAINTED))
         page_bytes = sum(received) - page.evaluate(
             "async () => (await (await fetch('/static/bokeh.min.js')).blob()).size"
         )
@@ -63,6 +70,7 @@ def test_a_large_run_is_painted_and_followed_within_a_second_in_300_megabytes(pa
             times_s.append(time.monotonic() - began_s)
         memory_bytes = psutil.Process(process.pid).memory_info().rss
         print(f"paints {paints_ms} ms, page {page_bytes / 1e6:.2f} MB, {memory_bytes / 1e6:.0f} MB, {times_s} s")
+        assert cold_ms < 1000
         assert min(paints_ms) < 1000  # the best, because other tests share the machine
         assert page_bytes < 2e6
         assert min(times_s) < 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
+import numpy as np
 import pytest
 import zstandard
 from starlette.testclient import TestClient
 
 from skerry import RunsClient
+from skerry.v1.types_pb2 import RUN_STATUS_CLOSED
 from skerry_console.app import Console, application, compressed
 from skerry_console.view import Settings
 from tests.support.syncer_thread import syncer
@@ -45,6 +47,26 @@ def test_a_syncer_that_does_not_answer_is_tried_again_by_the_page() -> None:
 def test_another_sites_name_and_an_action_without_leave_are_refused(browser: TestClient) -> None:
     assert browser.get("/", headers={"Host": "other.example"}).status_code == 400
     assert browser.post("/runs/demo/actions/close", json={"position": 1}).status_code == 403
+
+
+def test_actions_change_the_run_and_say_why_they_do_not() -> None:
+    with syncer() as target, RunsClient(target) as client:
+        client.create_run("demo", {"w": np.zeros(4, np.float32)})
+        console = Console(lambda: RunsClient(target, timeout_s=5.0), Settings(prices={}, allows_actions=True))
+        with TestClient(application(console, hosts=["testserver"]), headers={"X-Skerry-Console": "1"}) as browser:
+
+            def act(name: str, **values: str) -> tuple[int, str]:
+                answer = browser.post(f"/runs/demo/actions/{name}", json=values)
+                return answer.status_code, answer.text
+
+            assert act("policy", assignments="quorum_count=2 grace_factor=0.25") == (200, "done")
+            assert (client.get_policy("demo").quorum_count, client.get_policy("demo").grace_factor) == (2, 0.25)
+            assert act("policy", assignments="quorum=2")[0] == 400
+            assert act("eject", learner="us") == (409, "no such learner ever attached. learner=us, known=")
+            assert act("nothing", learner="us")[0] == 400
+            assert act("roll-back")[0] == 400
+            assert act("close") == (200, "done")
+            assert client.get_run("demo").run.status == RUN_STATUS_CLOSED
 
 
 async def test_a_stream_of_changes_is_compressed_as_a_whole_and_each_part_can_be_read_when_it_comes() -> None:

@@ -29,10 +29,10 @@ _RUN.fragments.add(name="head")
 class Stream:
     """A client of a run whose events a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: v1.Run = _RUN) -> None:
         self._messages: queue.Queue[WatchStart | v1.Event | Exception] = queue.Queue()
         self._read = threading.Semaphore(0)
-        self._messages.put(WatchStart(run=_RUN))
+        self._messages.put(WatchStart(run=run, learners=[recorded.learner("eu")] if run is not _RUN else []))
 
     def watch(self, _run: str, **_: Any) -> Iterator[WatchStart | v1.Event]:
         while True:
@@ -124,3 +124,33 @@ def test_a_feed_that_is_closed_while_it_applies_a_message_ends_quietly() -> None
     feed = RunFeed(lambda: stream, "demo", Settings(prices={}))
     feed.close()
     feed.wait_closed(20)
+
+
+async def test_the_newest_is_shown_first_and_the_past_with_it_once_it_is_read() -> None:
+    run = v1.Run(name="demo", uid="1", status=v1.RUN_STATUS_OPEN, position=2000)
+    run.fragments.add(name="head")
+    recent, past = Stream(run), Stream(run)
+    clients: Any = iter((recent, past))
+    feed = RunFeed(lambda: next(clients), "demo", Settings(prices={"eu": 1.0}), position=2000)
+    recent._read.acquire()
+    recent.tell(*recorded.round_events(9, 5000.0, "eu", position=1998))
+    feed.wait_current(20)
+    changes = feed.changes(feed.cursor())
+    first = await next_change(changes)
+    assert "reading the past before position 1500" in first["sections"]["headline"]
+    assert [">goodput</dt><dd>no data<" in first["sections"]["kpis"], ">cost<" in first["sections"]["kpis"]] == [
+        True,
+        False,
+    ]
+    past._read.acquire()
+    past.tell(*recorded.round_events(8, 4000.0, "eu", position=10))
+    recent.tell(*recorded.round_events(10, 5010.0, "eu", position=2001))
+    past._messages.put(v1.Event(position=1501))
+    while "pictures" not in (change := await next_change(changes)):
+        pass
+    assert "reading the past" not in change["sections"]["headline"]
+    assert ">goodput</dt><dd>100%<" in change["sections"]["kpis"]
+    with feed.history() as history:
+        assert [view.version for view in history.versions()] == [8, 9, 10]
+    feed.close()
+    past.close()

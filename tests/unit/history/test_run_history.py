@@ -234,3 +234,12 @@ def test_a_sparkline_spans_its_own_range() -> None:
     assert sparkline([1.0, 0.5, 0.0]) == "█▅▁"
     assert sparkline([1.0]) == ""
     assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+def test_the_past_of_a_learner_that_came_back_counts_only_while_it_was_attached() -> None:
+    history = recorded.started(position=20)
+    history.apply(recorded.event(5000, 20, learner=recorded.learner()), 5000.0)
+    for position, time_s, is_live in ((5, 1000, True), (6, 1600, False), (7, 4000, True)):
+        status = v1.LearnerStatus(learner_id="us", is_live=is_live, has_left=not is_live)
+        history.apply(recorded.event(time_s, position, learner=status))
+    assert history.learners["us"].attached_s(5000.0) == 1600.0

@@ -45,7 +45,8 @@ def learn(**options: Any) -> None:
 
     The learner does not wait for the network: training goes on while the network is slow or the syncer is down. On
     SIGTERM or SIGINT the learner finishes its step, writes a checkpoint, sends its last deltas and exits. Started again
-    with the same --learner-id or --work-dir, it resumes from the checkpoint.
+    with the same --learner-id or --work-dir, it resumes from the checkpoint. The exit status is then 128 and the
+    signal's number, as for any command that a signal ends, so that a scheduler knows that the training is not done.
     """
     settings = LearnSettings(**{name: value for name, value in options.items() if value is not None})
     policy = _policy(settings)
@@ -56,8 +57,9 @@ def learn(**options: Any) -> None:
         settings.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.BadParameter(f"can't be written to: {error}", param_hint="--work-dir") from error
-    position = _learn(settings, policy)
+    position, status = _learn(settings, policy)
     click.echo(f"{settings.learner_id}: {position.step} steps, {position.tokens} tokens. {settings.metrics_path}")
+    raise click.exceptions.Exit(status)
 
 
 def _check(settings: LearnSettings) -> None:
@@ -95,7 +97,8 @@ def _policy(settings: LearnSettings) -> Policy:
         raise click.BadParameter(f"can't be read. file={path}, because={error}", param_hint="--policy") from error
 
 
-def _learn(settings: LearnSettings, policy: Policy) -> TrainingPosition:
+def _learn(settings: LearnSettings, policy: Policy) -> tuple[TrainingPosition, int]:
+    """Returns where the training ended, and the exit status."""
     import torch
 
     from skerry.runtime.clock import SystemClock
@@ -116,7 +119,8 @@ def _learn(settings: LearnSettings, policy: Policy) -> TrainingPosition:
                 position = trainer.train(learner, stop=stop)
                 if learner is not None and learner.failure is not None:
                     raise learner.failure
-            return position
+                is_done = position.step >= settings.step_count or (learner is not None and learner.is_closed)
+            return position, 0 if is_done else stop.exit_status
         except LearnerInputError as error:
             raise click.ClickException(str(error)) from error
 
@@ -154,14 +158,16 @@ class _Stop(threading.Event):
     """Set when the learner is told to end: before it trains it does so at once, then between two steps."""
 
     is_training = False
+    exit_status = 0
 
     def on_signal(self, number: int, _frame: object) -> None:
         self.set()
+        self.exit_status = 128 + number
         if number == signal.SIGINT:  # a second one interrupts
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if not self.is_training:
             click.echo("stopped before it trained", err=True)
-            raise click.exceptions.Exit(0)
+            raise click.exceptions.Exit(self.exit_status)
 
 
 @contextmanager

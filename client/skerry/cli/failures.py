@@ -7,6 +7,7 @@
     4    unreachable, busy or draining: the same command may succeed later
     5    a package is missing
     130  interrupted
+    143  `skerry learn` was told to stop by SIGTERM before its steps were done
 
 The message is one line `error: what happened. facts`, often with a second line `next: what to do`. Any other exception
 is a defect of Skerry, and its whole traceback is shown.

@@ -30,7 +30,8 @@ the environment over the file's [command] table, and that over the file's top le
 
 \b
 Exit status: 0 success; 1 a check failed, or any other failure; 2 wrong usage; 3 refused, so change the request;
-4 unreachable or busy, so try again; 5 a package is missing; 130 interrupted.
+4 unreachable or busy, so try again; 5 a package is missing; 130 interrupted;
+143 `learn` was told to stop by SIGTERM before its steps were done.
 """
 
 

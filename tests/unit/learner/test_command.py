@@ -136,7 +136,7 @@ async def test_a_learner_that_waits_for_its_syncer_ends_at_once_when_it_is_told_
     words = (*_SMALL, "fit", "--learner-id", "us", "--target", "127.0.0.1:1", "--work-dir", tmp_path)
     async with learning(*words) as learner:
         await learner.says("no syncer answers yet")
-        assert await learner.ended(signal.SIGTERM) == (0, "stopped before it trained\n")
+        assert await learner.ended(signal.SIGTERM) == (143, "stopped before it trained\n")
 
 
 async def test_a_second_process_counts_on(tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-async def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_signal_lets_the_step_finish_and_tells_by_the_status_that_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     async with learning(*_ALONE, *_LONG, "--log-every", "1", "--work-dir", tmp_path) as learner:
         await learner.says("step=3")
         status, printed = await learner.ended(number)
     done = steps_in(tmp_path)[-1]
-    assert status == 0, printed
+    assert status == 128 + number, printed
     assert f"alone: {done} steps, {128 * done} tokens. {tmp_path / 'metrics.jsonl'}" in printed
     assert f"alone: {done + 1} steps" in output_of(*_ALONE, "--steps", str(done + 1), "--work-dir", tmp_path)

@@ -30,21 +30,19 @@ RUN printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.con
 
 def provide_base(engine: Engine) -> None:
     """Gives the engine the base image, or skips the test where Debian's mirror is not reached."""
-    need_programs({"debootstrap": "debootstrap"})
+    need_programs({"mmdebstrap": "mmdebstrap"})
     kept = BUILD / "base-root.tar"
     if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=BUILD, prefix="base-") as root:
-            try:
-                run(
-                    ["debootstrap", "--variant=minbase", "--include=python3,python3-venv", "bookworm", root],
-                    timeout_s=400,
-                )
-            except CommandError as error:
-                pytest.skip(f"Debian's mirror gives no base image: {error}")
-            partial = kept.with_suffix(".partial")
-            unneeded = [f"--exclude=./{name}/*" for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc")]
-            run(["tar", "--create", *unneeded, "--directory", root, "--file", partial, "."], timeout_s=120)
-            partial.rename(kept)
+        partial = BUILD / "base-root.partial.tar"
+        packages = "--include=python3,python3-venv"
+        try:
+            run(
+                ["mmdebstrap", "--variant=minbase", "--dpkgopt=force-unsafe-io", packages, "bookworm", partial],
+                timeout_s=600,
+            )
+        except CommandError as error:
+            pytest.skip(f"Debian's mirror gives no base image: {error}")
+        partial.rename(kept)
     engine.docker("import", kept, BASE, timeout_s=120)
 
 

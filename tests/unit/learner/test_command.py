@@ -203,7 +203,7 @@ async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-async def test_a_signal_lets_the_step_finish_and_tells_by_the_status_that_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_signal_lets_the_step_finish_and_a_second_start_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     async with learning(*_ALONE, *_LONG, "--log-every", "1", "--work-dir", tmp_path) as learner:
         await learner.says("step=3")
         status, printed = await learner.ended(number)

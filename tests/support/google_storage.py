@@ -1,9 +1,9 @@
 """Google Cloud Storage's XML API, kept by an S3 server: `python -m tests.support.google_storage`.
 
-The two APIs differ little, and obstore uses no other. What differs is done here: Google's condition for a put, a delete
-of a missing object that is an error, and tokens instead of signatures, which the metadata service beside it gives out.
-A bucket is one of the S3 server, whose credentials are those of the environment. Left out: generations of objects, and
-the limit of one write a second to the same name.
+The two APIs differ little, and obstore uses no other. What differs is done here: Google's condition for a put, its
+limit of one write a second to a name, a delete of a missing object that is an error, and tokens instead of signatures,
+which the metadata service beside it gives out. A bucket is one of the S3 server, whose credentials are those of the
+environment. Left out are generations of objects.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _FORWARDED: Final = ("Range", "Content-Type")
 _RETURNED: Final = ("ETag", "Last-Modified", "Content-Type", "Content-Range")
 _START: Final = {"Range": "bytes=0-0"}
 _TIMEOUT_S: Final = 60
+_WRITE_EVERY_S: Final = 1.0
 
 
 class GoogleStorage(ThreadingHTTPServer):
@@ -45,6 +46,7 @@ class GoogleStorage(ThreadingHTTPServer):
             Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]), "s3", "us-east-1"
         )
         self.token_lifetime_s = token_lifetime_s
+        self.written_s: dict[str, float] = {}  # when each name was last written or deleted
         self._ends_s: dict[str, float] = {}  # of each token that was given out
         self._numbers = itertools.count()
 
@@ -85,12 +87,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
+        is_write = self.command in {"PUT", "DELETE"} and not query
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == TOKEN_PATH:
             token = {"access_token": self.server.new_token(), "expires_in": int(self.server.token_lifetime_s)}
             self._answer(200 if self.headers["Metadata-Flavor"] == "Google" else 403, {}, json.dumps(token).encode())
         elif not self.server.is_good(self.headers.get("Authorization", "").removeprefix("Bearer ")):
             self._answer(401, {}, b"<Error><Code>AuthenticationRequired</Code></Error>")
+        elif is_write and time.monotonic() < self.server.written_s.get(path, -_WRITE_EVERY_S) + _WRITE_EVERY_S:
+            self._answer(429, {}, b"<Error><Code>SlowDown</Code></Error>")
         elif (
             self.command == "DELETE" and not query and (missing := self._asked("GET", path, "", b"", _START))[0] == 404
         ):
@@ -99,7 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {name: self.headers[name] for name in _FORWARDED if name in self.headers}
             if self.headers.get("x-goog-if-generation-match") == "0":
                 headers["If-None-Match"] = "*"
-            self._answer(*self._asked(self.command, path, query, body, headers))
+            answer = self._asked(self.command, path, query, body, headers)
+            if is_write and answer[0] < 300:
+                self.server.written_s[path] = time.monotonic()
+            self._answer(*answer)
 
     do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the library's names
 

@@ -37,7 +37,12 @@ _READ_THREADS: Final = 4  # apart, since most of what is read is in memory
 _CLIENT: Final[ClientConfig] = {"timeout": "60s", "connect_timeout": "5s", "allow_http": True}
 # The only words by which obstore leaves the proxies of the environment out.
 _WITHOUT_PROXY: Final[ClientConfig] = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "localhost,127.0.0.0/8,::1"}
-_RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+# They take longer than the second that Google wants between two writes to a name.
+_RETRIES: Final[RetryConfig] = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(seconds=0.5)},
+}
 
 
 def open_objects(url: str, *, writes: bool = True, new: bool = True, reserve: bool = False) -> Objects:

@@ -25,6 +25,7 @@ from skerry_console.pictures import (
     curve_columns,
     curves,
     items,
+    loss_figure,
     mark_columns,
     round_columns,
     version_cells,
@@ -240,7 +241,7 @@ class RunFeed:
 
     def _read_past(self, since: list[tuple[WatchStart | Event, float]]) -> None:
         """Reads what is older than the history, applies what came `since` once more, and shows that instead."""
-        self._started.wait()
+        self._current.wait()
         whole, client = RunHistory(), self._connect()
         try:
             for start, now_s in since[:1]:
@@ -267,24 +268,29 @@ class RunFeed:
         self.error = reason
         if self._broke_at_s is None:
             self._broke_at_s = _CLOCK.unix_s()
+            with self._lock:
+                self._history.note(f"the replica does not tell of the run any more; {reason}", self._broke_at_s)
         _LOG.warning("the run can't be followed", run=self.run, cause=reason)
 
 
 def _picture_changes(history: RunHistory, cursor: Cursor, *, has_events: bool) -> dict[str, Any]:
-    """Returns whole pictures if there is a curve more, else what their sources gained since the cursor."""
-    known = curves(history)
-    if cursor.point_counts is None or len(known) != len(cursor.point_counts):
+    """Returns what the pictures' sources gained since the cursor; anew the picture of losses if a curve is, or all."""
+    if cursor.point_counts is None:
         return {"pictures": items(history)}
-    points = {
-        name: curve_columns(added)
-        for (name, series), count in zip(known.items(), cursor.point_counts, strict=True)
-        if (added := series.added_after(count))
-    }
-    if not points and not has_events:
+    known = curves(history)
+    change: dict[str, Any] = {}
+    if len(known) != len(cursor.point_counts):
+        change["pictures"] = items(history, loss_figure)
+    else:
+        grown = zip(known.items(), cursor.point_counts, strict=True)
+        added = {
+            name: curve_columns(points) for (name, series), count in grown if (points := series.added_after(count))
+        }
+        change |= {"points": added} if added else {}
+    if not change and not has_events:
         return {}
     rows = {name: row for row, name in enumerate(history.fragments)}
-    return {
-        "points": points,
+    return change | {
         "cells": version_cells(_versions_after(history, cursor.position), rows),
         "columns": {
             "rounds": round_columns(history),

@@ -6,7 +6,7 @@ Each source of a figure has a name, by which the page finds it to replace or ext
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ _ROUND_COUNT: Final = 300
 _ADOPTION_COUNT: Final = 2_000
 _POINT_COUNT: Final = 10_000  # of all curves of a page
 _LOSS_HEIGHT: Final = 340
+_MARKED: Final = ("rolled_back", "status_changed", "ejection_changed", "replica")
 COLOURINGS: Final = ("contributors", "staleness", "bytes")
 
 
@@ -198,13 +199,11 @@ def adoption_columns(history: RunHistory) -> dict[str, list[Any]]:
 
 
 def mark_columns(history: RunHistory) -> dict[str, list[Any]]:
-    """Returns lost learners, roll-backs and changes of the run's status since the first round that is shown."""
+    """Returns when learners and replicas went, roll-backs, and changes of the run's status, since the first round."""
     began_s = _began_s(history)
     shown = takewhile(lambda event: event.time_s >= began_s, reversed(history.events))
     marks = [
-        event
-        for event in shown
-        if event.kind in ("rolled_back", "status_changed") or event.text.endswith("its lease ran out")
+        event for event in shown if event.kind in _MARKED or event.text.endswith(("its lease ran out", "has finished"))
     ]
     return {"time": [1000 * mark.time_s for mark in marks], "text": [mark.text for mark in marks]}
 
@@ -259,14 +258,11 @@ def round_figure(history: RunHistory) -> Any:
     return plot
 
 
-def items(history: RunHistory) -> dict[str, Any]:
-    """Returns each figure as JSON values that BokehJS embeds, by the id of its place in the page."""
-    made = {
-        "losses": loss_figure(history),
-        "version-map": version_figure(history),
-        "rounds": round_figure(history),
-    }
-    return {place: json_item(plot, place) for place, plot in made.items()}
+def items(history: RunHistory, *figures: Callable[[RunHistory], Any]) -> dict[str, Any]:
+    """Returns figures, or all, as JSON values that BokehJS embeds, by the id of their place in the page."""
+    places: dict[Callable[[RunHistory], Any], str]
+    places = {loss_figure: "losses", version_figure: "version-map", round_figure: "rounds"}
+    return {places[made]: json_item(made(history), places[made]) for made in figures or places}
 
 
 def _figure(**options: Any) -> Any:

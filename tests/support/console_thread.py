@@ -83,9 +83,9 @@ class ScriptedRun:
             self.kill(learner_id)
         self._thread.close()
 
-    def advance(self, learner_id: str) -> None:
+    def advance(self, learner_id: str, *, loss: float | None = None) -> None:
         """Makes the next version of `body` with a delta of that learner alone, which reports it."""
-        self._thread.run(self._advance(learner_id))
+        self._thread.run(self._advance(learner_id, loss))
 
     def kill(self, learner_id: str) -> None:
         """Breaks a learner's connection, as the death of its process does."""
@@ -96,14 +96,14 @@ class ScriptedRun:
             run, _ = await create_run(stubs, self.name, policy=quick(lease_term=_LEASE))
             return run
 
-    async def _advance(self, learner_id: str) -> None:
+    async def _advance(self, learner_id: str, loss: float | None) -> None:
         if learner_id not in self._learners:
             connection = connected(self._port)
             learner = await attached(await connection.__aenter__(), self._run, learner_id)
             self._learners[learner_id] = _Connected(learner, connection, types.LearnerReport())
         known = self._learners[learner_id]
         version = (await known.learner.advance()).version_committed.version
-        known.report = _report(known.learner.step, version)
+        known.report = _report(known.learner.step, version, loss)
         if known.beat is not None:
             known.beat.cancel()
         known.beat = asyncio.create_task(self._beat(known))
@@ -119,12 +119,12 @@ class ScriptedRun:
         await known.connection.__aexit__(None, None, None)
 
 
-def _report(step: int, adopted: types.FragmentVersion) -> types.LearnerReport:
+def _report(step: int, adopted: types.FragmentVersion, loss: float | None) -> types.LearnerReport:
     return types.LearnerReport(
         step_count=step,
         token_count=100 * step,
         step_time=Duration(nanos=50_000_000),
-        loss=4.0 / (1.0 + step / 20),
+        loss=4.0 / (1.0 + step / 20) if loss is None else loss,
         sent_bytes=500 * step,
         received_bytes=700 * step,
         adopted=[adopted],

@@ -104,6 +104,13 @@ def _late(history: RunHistory, now_s: float) -> Iterator[Finding]:
     for name, fragment in history.fragments.items():
         if not fragment.versions or not fragment.usual_s:
             continue
+        open_s = 0.0 if fragment.open_since_s is None else now_s - fragment.open_since_s
+        if fragment.usual_round_s and open_s > max(_LATE_FACTOR * fragment.usual_round_s, _SILENT_S / 6):
+            usual = duration_text(fragment.usual_round_s)
+            yield Finding(
+                name, f"a round of {name} has been open for {duration_text(open_s)}; usually it takes {usual}"
+            )
+            continue
         age_s = now_s - fragment.heard_at_s
         if age_s > max(_LATE_FACTOR * fragment.usual_s, _SILENT_S / 6):
             usual = duration_text(fragment.usual_s)
@@ -165,7 +172,8 @@ RULES: Final = (
     Rule(
         "SkerryLearnerSilent",
         Severity.WARNING,
-        "Look whether its process runs, and whether it reaches the syncer. The others go on without it.",
+        "Look whether its process runs, and whether it reaches the syncer. The others go on without it. If it will not "
+        "come back: `skerry runs eject {run} {subject}`.",
         find=_silent,
     ),
     Rule(

@@ -44,6 +44,7 @@ _REPORTED_COUNT: Final = 1_000
 _ADOPTED_COUNT: Final = 300  # newest versions of which the time is known at which a learner told of them
 _NAMED_COUNT: Final = 5  # of many learners, the text of an event names those with most weight
 _RATE_SPAN_S: Final = 300.0  # of tokens a second
+_LEAST_ROUND_S: Final = 2.5  # rounds that are shorter are missed and met faster than a person reads of it
 _SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
 
 
@@ -186,9 +187,16 @@ class FragmentView:
     open_version: int | None = None
     opened_at_s: float | None = None  # of the round that gathers or merges
     closed_at_s: float | None = None
+    open_since_s: float | None = None  # likewise, when it was heard of
     heard_at_s: float = 0.0  # of the newest version
     usual_s: float = 0.0  # moving average of the time between versions
+    usual_round_s: float = 0.0  # and of that between a round's opening and its version
     versions: list[VersionView] = field(default_factory=list)  # oldest first
+
+    def open(self, time_s: float, heard_at_s: float) -> None:
+        """Opens the round, if it is not open."""
+        if self.opened_at_s is None:
+            self.opened_at_s, self.open_since_s = time_s, heard_at_s
 
 
 class RunHistory:
@@ -259,6 +267,10 @@ class RunHistory:
             self.events.append(EventText(message.position, time_s, kind, text, learner_id))
         return text
 
+    def note(self, text: str, now_s: float) -> None:
+        """Adds an event that no message tells: what became of the replica that told of the run."""
+        self.events.append(EventText(self.position, now_s, "replica", text))
+
     def apply_version(self, record: VersionRecord) -> None:
         """Applies how a fragment's newest version was made, which the run's state alone does not say."""
         if record.merged:
@@ -276,7 +288,8 @@ class RunHistory:
     def missed_rounds(self, learner: LearnerView) -> tuple[str, float]:
         """Returns the fragment that went on longest without a learner, and for how many of the learner's own rounds.
 
-        A round of its own takes it H steps, or as long as the fragment's versions usually take if that is longer.
+        A round of its own takes it H steps, or as long as the fragment's versions usually take if that is longer, and
+        counts as 2.5 s at least.
         """
         if learner.attached_at_s is None:
             return "", 0.0
@@ -287,7 +300,7 @@ class RunHistory:
                 name,
             )
             for name, fragment in self.fragments.items()
-            if fragment.versions and (length_s := max(own_s, fragment.usual_s)) > 0
+            if fragment.versions and (length_s := max(own_s, fragment.usual_s, _LEAST_ROUND_S))
         ]
         count, name = max(missed, default=(0.0, ""))
         return name, count
@@ -382,7 +395,7 @@ class RunHistory:
                 opened = event.round_opened
                 view = self._fragment(opened.fragment)
                 view.open_version = opened.version
-                view.opened_at_s = view.opened_at_s or time_s
+                view.open(time_s, self._heard_at_s)
                 text = f"{opened.fragment} opened the round for version {opened.version}"
             case "delta_accepted":
                 text, learner_id = self._accept(event.delta_accepted, time_s), event.delta_accepted.learner_id
@@ -413,8 +426,7 @@ class RunHistory:
 
     def _accept(self, delta: DeltaFate, time_s: float) -> str:
         self._accepted_at_s[delta.delta_id] = time_s
-        view = self._fragment(delta.fragment)
-        view.opened_at_s = view.opened_at_s or time_s
+        self._fragment(delta.fragment).open(time_s, self._heard_at_s)
         if delta.learner_id in self.learners:
             self.learners[delta.learner_id].sent_bytes += delta.size_bytes
         return f"{delta.fragment} accepted a delta of {delta.learner_id}"
@@ -454,9 +466,12 @@ class RunHistory:
         if fragment.versions and version.version > 1:
             span_s = max(0.0, self._heard_at_s - fragment.heard_at_s)
             fragment.usual_s += 0.2 * (span_s - fragment.usual_s) if fragment.usual_s else span_s
+        if fragment.open_since_s is not None:
+            span_s = max(0.0, self._heard_at_s - fragment.open_since_s)
+            fragment.usual_round_s += 0.2 * (span_s - fragment.usual_round_s) if fragment.usual_round_s else span_s
         fragment.heard_at_s = self._heard_at_s
         fragment.versions.append(version)
-        fragment.opened_at_s = fragment.closed_at_s = None
+        fragment.opened_at_s = fragment.open_since_s = fragment.closed_at_s = None
         self.version_count += 1
         self.detailed.append(version)
         if len(self.detailed) > _DETAILED_COUNT:

@@ -14,14 +14,20 @@ const model = (name) => {
 };
 
 let lossFormatter;
+const roots = {}; // ids of the figures, by place
 async function draw(items) {
+  for (const place of Object.keys(items)) {
+    for (const shown of Bokeh.documents) if (shown.get_model_by_id(roots[place])) shown.clear();
+    byId(place).replaceChildren();
+    roots[place] = items[place].root_id;
+  }
   await Promise.all(Object.values(items).map((item) => Bokeh.embed.embed_item(item)));
   lossFormatter = model("losses").below[0].formatter;
   setLossAxis();
-  setColouring();
-  const map = model("version map");
   for (const legend of model("losses").above) legend.ncols = Math.max(1, Math.floor(innerWidth / 150));
-  map.on_event("tap", (event) => showVersion(facts.fragments[Math.round(event.y)], Math.round(event.x)));
+  if (!items["version-map"]) return;
+  setColouring();
+  model("version map").on_event("tap", (event) => showVersion(facts.fragments[Math.round(event.y)], Math.round(event.x)));
 }
 
 function setLossAxis() {
@@ -107,11 +113,7 @@ async function apply(change) {
     }
     place.innerHTML = html;
   }
-  if (change.pictures) {
-    for (const shown of [...Bokeh.documents]) shown.clear();
-    for (const place of Object.keys(change.pictures)) byId(place).replaceChildren();
-    await draw(change.pictures);
-  }
+  if (change.pictures) await draw(change.pictures);
   for (const [name, columns] of Object.entries(change.points ?? {})) model(name)?.stream(columns, 2000);
   for (const [name, columns] of Object.entries(change.columns ?? {})) {
     const source = model(name);

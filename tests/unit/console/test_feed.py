@@ -83,6 +83,19 @@ async def test_a_report_through_a_replica_whose_clock_is_an_hour_behind_is_drawn
         assert change["points"]["loss us"]["value"] == [2.0]
 
 
+async def test_a_new_curve_draws_the_picture_of_losses_anew_and_no_other() -> None:
+    with followed() as (feed, stream):
+        stream.tell(recorded.event(100.0, learner=recorded.learner(loss=3.0)))
+        changes = feed.changes(feed.cursor())
+        assert len((await next_change(changes))["pictures"]) == 3
+        stream.tell(recorded.event(101.0, learner=recorded.learner("eu", loss=2.0)))
+        stream.tell(*recorded.round_events(1, 102.0, "eu"))
+        change = await next_change(changes)
+        while "cells" not in change or not change["cells"]:
+            change |= await next_change(changes)
+        assert (list(change["pictures"]), change["cells"]) == (["losses"], [[0, 1, 1, 0, 1500]])
+
+
 async def test_the_page_of_another_feed_or_of_a_run_that_is_gone_is_made_anew() -> None:
     with followed() as (feed, stream):
         old = Cursor("another", 4, ())

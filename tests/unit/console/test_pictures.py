@@ -7,7 +7,15 @@ import math
 import numpy as np
 
 from skerry.v1 import types_pb2 as v1
-from skerry_console.pictures import curve_columns, curves, items, round_columns, version_cells, version_columns
+from skerry_console.pictures import (
+    curve_columns,
+    curves,
+    items,
+    mark_columns,
+    round_columns,
+    version_cells,
+    version_columns,
+)
 from tests.support.recorded_run import event, learner, round_events, rounds, started
 
 
@@ -41,3 +49,17 @@ def test_a_round_is_a_bar_with_what_it_waited_for() -> None:
 
 def test_an_empty_run_has_pictures() -> None:
     assert set(items(started())) == {"losses", "version-map", "rounds"}
+
+
+def test_what_goes_is_marked_and_what_comes_is_not() -> None:
+    came = v1.LearnerStatus(learner_id="eu", is_live=True)
+    history = started(
+        *round_events(1, 100.0, "us"),
+        event(103.0, 14, learner=came),
+        event(104.0, 15, learner=v1.LearnerStatus(learner_id="us", has_left=True)),
+        event(105.0, 16, ejection_changed=v1.EjectionChanged(learner_id="eu", is_ejected=True)),
+    )
+    history.note("the replica drains", 106.0)
+    marks = mark_columns(history)
+    assert sorted(marks["text"]) == ["eu was ejected", "the replica drains", "us has finished"]
+    assert sorted(marks["time"]) == [104_000.0, 105_000.0, 106_000.0]

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from skerry.history.alerts import Severity, alerts, prometheus_rules
 from skerry.history.run_history import RunHistory
 from skerry.v1 import types_pb2 as v1
-from tests.support.recorded_run import event, learner, started
+from tests.support.recorded_run import event, learner, round_events, started
 
 
 def committed(version: int, *names: str) -> v1.VersionCommitted:
@@ -36,6 +36,13 @@ def test_silence_is_a_warning_after_a_minute_and_critical_after_five() -> None:
     assert warning.key == critical.key
 
 
+def test_a_learner_that_will_not_come_back_is_not_missed_once_it_is_ejected() -> None:
+    seen = started(event(100, learner=learner()))
+    assert "skerry runs eject demo us" in alerts(seen, 1000)[0].action
+    seen.apply(event(1000, position=6, ejection_changed=v1.EjectionChanged(learner_id="us", is_ejected=True)))
+    assert raised(seen, 2000) == {}
+
+
 def test_a_learner_that_left_is_not_missed() -> None:
     left = v1.LearnerStatus(learner_id="us", has_left=True)
     assert raised(started(event(100, learner=learner()), event(101, learner=left)), 1000) == {}
@@ -58,6 +65,23 @@ def test_a_learner_misses_rounds_of_its_own_length() -> None:
     assert severities(6) == [("fast", Severity.CRITICAL)]
     seen.apply(event(175, version_committed=committed(7, "fast")))
     assert severities(8) == []
+
+
+def test_a_learner_that_misses_short_rounds_is_told_once_that_lasts() -> None:
+    seen = started(event(100, learner=learner("slow")))
+    for number in range(1, 14):
+        seen.apply(event(100 + 0.4 * number, version_committed=committed(number, "other")))
+        missed = "SkerryMissedRounds" in raised(seen, 100 + 0.4 * number)
+        assert missed == (number >= 13), number
+
+
+def test_a_round_that_is_open_three_times_as_long_as_usual_is_told_before_its_version_is_late() -> None:
+    rounds = [message for number in range(1, 6) for message in round_events(number, 100.0 * number, "us", "eu")]
+    seen = started(event(500, learner=learner()), *rounds, *round_events(6, 600.0, "us")[:1])
+    seen.apply(event(608, learner=learner()))
+    assert raised(seen, 609) == {}
+    told = "a round of head has been open for 11 s; usually it takes 2.5 s"
+    assert raised(seen, 611)["SkerryNoVersion"] == told
 
 
 def test_a_version_that_is_three_times_as_late_as_usual_is_told() -> None:

@@ -25,6 +25,8 @@ from skerry_syncer.store.errors import ObjectMissingError
 from skerry_syncer.store.log.entries import (
     INITIAL_BASE,
     AcceptedItem,
+    CommittedItem,
+    EjectionItem,
     Fate,
     Item,
     PolicyItem,
@@ -150,6 +152,7 @@ class _Audit:
             *self._acknowledged_is_in_the_log(),
             *self._accepted_was_sent(),
             *self._fenced_sessions_are_refused(),
+            *self._ejected_learners_are_out(),
             *self._bases_are_used_once(),
             *self._nothing_is_superseded(),
             *self._steps_are_merged_once(),
@@ -206,6 +209,24 @@ class _Audit:
                 continue
             if sessions[item.learner][-1:] != [item.session]:
                 yield Finding("no delta of a fenced session is accepted", f"{item.delta} of {item.learner} was")
+
+    def _ejected_learners_are_out(self) -> Iterator[Finding]:
+        merged: dict[tuple[str, int], set[str]] = defaultdict(set)  # learners by fragment and version
+        for delta in self.state.deltas.values():
+            if delta.fate is Fate.MERGED:
+                merged[delta.item.fragment, delta.version].add(delta.item.learner)
+        out: set[str] = set()
+        for item in self.admitted:
+            learners: set[str] = set()
+            match item:
+                case EjectionItem():
+                    (out.add if item.is_ejected else out.discard)(item.learner)
+                case SessionItem() | AcceptedItem():
+                    learners = {item.learner}
+                case CommittedItem():
+                    learners = merged[item.fragment, item.version]
+            for learner in sorted(learners & out):
+                yield Finding("an ejected learner takes no part", f"{learner} has a part in an item {item.kind}")
 
     def _bases_are_used_once(self) -> Iterator[Finding]:
         for (session, fragment), history in self.histories.items():
@@ -285,6 +306,8 @@ class _Audit:
         """Whether a learner had to stop."""
         if reason == "RUN_CLOSED":
             return self.evidence.plan.mix.closes_under_fire
+        if reason == "EJECTED":
+            return any(isinstance(item, EjectionItem) and item.learner == record.learner for item in self.admitted)
         return reason == "SESSION_FENCED" and record.may_be_fenced and record.session in self.sessions
 
     def _nothing_is_lost(self) -> Iterator[Finding]:

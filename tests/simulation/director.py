@@ -132,6 +132,17 @@ class Director:
         """The run is rolled back, to this share of its log's length."""
         self._operations.append(asyncio.create_task(self.operator.roll_back(share)))
 
+    def eject(self, number: int, for_s: float) -> None:
+        """A learner is ejected, readmitted `for_s` later, and started again."""
+        learner = self._learner(number)
+
+        async def come_back() -> None:
+            if await self.operator.eject(learner.name, for_s):
+                learner.kill(with_reset=True)
+                learner.boot()
+
+        self._operations.append(asyncio.create_task(come_back()))
+
     def change_policy(self, inner_step_count: int) -> None:
         """H is changed."""
         self._operations.append(asyncio.create_task(self.operator.change_policy(inner_step_count)))

@@ -99,6 +99,7 @@ _KINDS: Final[dict[str, Callable[[random.Random], dict[str, Any]]]] = {
         "for_s": source.uniform(1, 60),
     },
     "roll_back": lambda source: {"share": source.uniform(0.2, 1.0)},
+    "eject": lambda source: {"number": _learner(source), "for_s": source.uniform(1, 40)},
     "change_policy": lambda source: {"inner_step_count": source.choice((4, 6, 9, 12))},
     "poison": lambda source: {"number": _learner(source), "factor": source.choice((float("inf"), 1e4))},
 }

@@ -87,6 +87,12 @@ MIXES: Final[dict[str, Mix]] = {
             kinds=(("roll_back", 4.0), ("kill_replica_at_operation", 4.0), ("change_policy", 2.0)),
             network=_BAD_NETWORK,
         ),
+        Mix(
+            "ejections",
+            kinds=(("eject", 6.0), ("kill_replica_at_operation", 4.0), ("kill_learner", 1.0), ("roll_back", 0.5)),
+            network=_BAD_NETWORK,
+            quorum_count=2,
+        ),
         Mix("poison", kinds=(("poison", 4.0), ("kill_learner", 1.0)), delta_codec=Codec.INT8),
         Mix(
             "alone",

@@ -25,6 +25,7 @@ from skerry.net.liveness import Vigil
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry_syncer.errors import fenced
 from skerry_syncer.rounds.engine import Decisions, RoundEngine
+from skerry_syncer.run import replica
 from skerry_syncer.run.push import Push
 from skerry_syncer.run.replica import RunReplica
 from skerry_syncer.store import store
@@ -66,6 +67,13 @@ def _defect(mix: str, seed: int, rule: str, *, is_quick: bool = False) -> Callab
         return apply
 
     return keep
+
+
+@_defect("ejections", 0, "an ejected learner takes no part", is_quick=True)
+def _ejections_expire_deltas_and_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
+    """The fold forgets to look whether a learner is ejected."""
+    patch.setattr(fold, "check_ejected", lambda *_: None)
+    patch.setattr(replica, "check_ejected", lambda *_: None)
 
 
 @_defect("network", 0, "every inner step is merged at most once")

@@ -1,4 +1,4 @@
-"""What an operator does to a simulated run: rolls it back, changes its policy, closes it."""
+"""What an operator does to a simulated run: rolls it back, ejects learners, changes its policy, closes it."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ class Operator:
         while (answer := await self._repeat(lambda: self._ask(lambda stubs: stubs.runs.RollBack, request))) is not None:
             if not answer.HasField("progress"):
                 return
+
+    async def eject(self, learner: str, for_s: float) -> bool:
+        """Ejects a learner and readmits it `for_s` later; returns whether both were answered."""
+        run = await self._repeat(self._found_run)
+        if run is None or not await self._set_ejection(run.uid, learner, is_ejected=True):
+            return False
+        await asyncio.sleep(for_s)
+        return await self._set_ejection(run.uid, learner, is_ejected=False)
+
+    async def _set_ejection(self, run_uid: str, learner: str, *, is_ejected: bool) -> bool:
+        request = runs_pb2.SetEjectionRequest(
+            name=RUN,
+            run_uid=run_uid,
+            request_id=f"{self._ids.getrandbits(128):032x}",
+            learner_id=learner,
+            is_ejected=is_ejected,
+        )
+        return await self._repeat(lambda: self._ask(lambda stubs: stubs.runs.SetEjection, request)) is not None
 
     async def change_policy(self, inner_step_count: int) -> None:
         """Changes H, and beside it another field of the policy."""

@@ -133,6 +133,7 @@ def _methods(host: RunHost) -> dict[str, Method]:
         runs.CommitRun,
         runs.GetRun,
         runs.SetPolicy,
+        runs.SetEjection,
         runs.RollBack,
         runs.CloseRun,
         exchange.QueryPush,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from skerry_syncer.command import serve
 from skerry_syncer.store.errors import ObjectMissingError, StoreRefusedError, StoreURLError
 from skerry_syncer.store.objects.credentials import found_credentials
 from skerry_syncer.store.objects.opening import open_objects
+from tests.e2e.azurite import AZURITE
 from tests.support.google_storage import google_storage
 from tests.support.heard_logs import heard_logs
 
@@ -90,10 +92,20 @@ def test_wrong_credentials_end_a_syncer_with_what_the_store_said(
     assert "InvalidAccessKeyId" in result.output
 
 
-async def test_a_token_that_google_does_not_know_is_refused(gs_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "wrong")
-    with pytest.raises(StoreRefusedError, match=r"refuses the credentials.*code=AuthenticationRequired"):
-        await open_objects(gs_url).get("a")
+@pytest.mark.parametrize(
+    ("kind", "variable", "code"),
+    [
+        ("gs", "GOOGLE_BEARER_TOKEN", "AuthenticationRequired"),
+        pytest.param("az", "AZURE_STORAGE_ACCOUNT_KEY", "AuthorizationFailure", marks=AZURITE),
+    ],
+)
+async def test_a_key_that_the_cloud_does_not_know_is_refused(
+    kind: str, variable: str, code: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue(f"{kind}_url")
+    monkeypatch.setenv(variable, "d3Jvbmc=")
+    with pytest.raises(StoreRefusedError, match=f"refuses the credentials.*code={code}"):
+        await open_objects(url).get("a")
 
 
 @pytest.mark.usefixtures("_nobody")
@@ -138,6 +150,18 @@ def test_the_file_of_google_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "hunter2" not in str(caught.value)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none"))
     with pytest.raises(StoreURLError, match=r"can't be used: .*No such file.*none"):
+        open_objects("gs://bucket/x")
+
+
+@pytest.mark.usefixtures("_nobody")
+def test_a_federated_google_identity_without_its_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tmp_path / "federation.json"
+    federation.write_text('{"type": "external_account"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(federation))
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(StoreURLError, match=r"pip install 'skerry\[gcs\]'"):
         open_objects("gs://bucket/x")
 
 

@@ -24,6 +24,7 @@ from skerry.net.forks import OwnProcess
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.handshakes import check_certificate
 from skerry.net.loop_thread import LoopThread
+from skerry.net.own_syncer import reached
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
 from skerry.net.transport import LANE_COUNT
@@ -91,13 +92,12 @@ class SingleProcess:
         """Makes the exchange, and what it needs; calls nobody yet. `between_ranks` are arguments of `ExchangeLoop`."""
         self.learner_id = settings.learner_id
         self._last_work = LastWork()
+        target = self._reached(options)
         workers = ThreadWorkers(_worker_count(), initializer=parameters.enter_worker)
         self._closing.callback(workers.close)
         self._thread = LoopThread(f"skerry-{settings.learner_id}")
         self._closing.callback(self._thread.close)
-        transport = self._thread.call(
-            lambda: GrpcTransport(options["target"], tls=options.get("tls"), jitter=system_random())
-        )
+        transport = self._thread.call(lambda: GrpcTransport(target, tls=options.get("tls"), jitter=system_random()))
         self._closing.callback(lambda: self._thread.run(transport.close()))
         self._exchange = ExchangeLoop(
             Calls(transport, Retry(RetrySettings(), system_random(), is_transient), lane_count=lane_count),
@@ -108,6 +108,11 @@ class SingleProcess:
             boundary=boundary(SystemClock(), self._thread.loop.call_soon_threadsafe),
             **between_ranks,
         )
+
+    def _reached(self, options: LearnerOptions) -> str:
+        """Returns what to call: the target, or this process's own syncer over the store that it names."""
+        timeout_s = settings_of(**options).connect_timeout_s
+        return reached(options["target"], self._closing, is_new=options.get("create", False), timeout_s=timeout_s)
 
     def _attach(self, parameters: Parameters, **share: int) -> None:
         self._thread.run(self._exchange.join(**share))
@@ -217,7 +222,8 @@ class ArrayLearner:
     Args:
         arrays: the arrays to train, by tensor name; or any `Parameters`.
         target: the syncer, as host:port; several replicas are separated by commas, and each call goes to the next
-            healthy one.
+            healthy one. Or the URL of a store, such as s3://bucket/prefix or file:///folder: this process then starts
+            a syncer of its own over it, which ends with it.
         run: the run's name.
         learner_id: this learner's name, unique in the run; a newer process with the same id takes its place. By default
             the host's name and a random suffix, so that a process that starts again is another learner.

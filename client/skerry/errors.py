@@ -16,8 +16,8 @@
 
 Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TLS_FAILED,
 TIMEOUT, the names of gRPC's statuses, CORRUPT_DOWNLOAD, WEIGHTS_REPLACED, FROZEN_DIFFERS, RANKS_DIFFER, RANK_LEFT,
-FORKED, INTERRUPTED for Ctrl-C in the middle of a change of the weights, BAD_ANSWER for an answer that this version
-can't read, and DEFECT for an error of Skerry itself.
+FORKED, INTERRUPTED for Ctrl-C in the middle of a change of the weights, STORE_REFUSED for a store that no syncer can
+serve, BAD_ANSWER for an answer that this version can't read, and DEFECT for an error of Skerry itself.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class Follower:
     one thread, holds the weights as float32, and begins a second iteration where the first stopped.
 
     Args:
-        target: the syncer, or several replicas separated by commas; any of them answers.
+        target: the syncer, or several replicas separated by commas, of which any answers; or the URL of a store, as for
+            `Learner`.
         run: the run's name. A run that does not exist yet is waited for.
         every: the least number of versions of fragments between two versions of the model. A model of P fragments has P
             of them in about H steps.
@@ -94,6 +95,7 @@ class Follower:
 
     Raises:
         ValueError: an argument can't be right.
+        SkerryError: no syncer can serve the store that `target` names.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,7 @@ _LOG: Final = get_logger(__name__)
 # 60,000 tensors reduced other learners from 26 merges a second to 1.6.
 _SWITCH_INTERVAL_S: Final = 2e-4
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # that shut a syncer down
 _EPILOG: Final = """\b
 Examples:
   skerry serve --new-store                           a syncer on this machine, with a new store in ./skerry-data
@@ -54,6 +56,13 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     default="127.0.0.1:50051",
     metavar="HOST:PORT",
     help="Address to listen on. Port 0 picks a free port.",
+)
+@click.option(
+    "--socket",
+    type=OUTPUT_FILE,
+    help="For a program that starts a syncer of its own: listen on this Unix socket and not on --listen, ignore "
+    "SIGTERM and SIGINT, and shut down when standard input ends, as it does when that program ends in any way.  "
+    "[default: none]",
 )
 @click.option(
     "--store",
@@ -108,6 +117,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
 def serve(
     *,
     listen: str,
+    socket: Path | None,
     store_url: str,
     new_store: bool,
     metrics: str | None,
@@ -129,11 +139,13 @@ def serve(
     A syncer keeps all state in the store, so any number of them may serve one store, and each may be killed at any
     moment. SIGTERM or SIGINT shuts it down after the calls in flight have ended; a second signal stops it at once.
     """
+    if socket is not None:
+        _end_with_stdin(socket, 2 * drain_grace)
     tls = _tls(Tls(tls_client_ca, tls_cert, tls_key))
     if (deny or no_open_health) and tls_client_ca is None:
         raise click.UsageError("without --tls-client-ca no client has an identity")
     host = server_address(listen).host
-    if tls is None and not insecure and not is_loopback(host):
+    if tls is None and not insecure and socket is None and not is_loopback(host):
         raise click.UsageError(
             f"traffic on {host} would not be encrypted: anyone on the network could read and change it. Make keys with "
             "`skerry keys DIR --server HOST` and pass --tls-cert, --tls-key and --tls-client-ca, or listen on "
@@ -147,7 +159,7 @@ def serve(
     except StoreURLError as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     settings = ServerSettings(
-        listen=listen,
+        listen=listen if socket is None else f"unix:{socket}",
         tls=tls,
         deny_list=_deny_list(deny),
         has_open_health=not no_open_health,
@@ -162,11 +174,37 @@ def serve(
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        asyncio.run(_serve(objects, settings, store_url, port_file))
+        asyncio.run(_serve(objects, settings, store_url, port_file, _SIGNALS if socket is None else (signal.SIGHUP,)))
     except (StoreRefusedError, StoreURLError) as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     except OSError as error:  # both addresses are one, or another process was faster
         raise click.ClickException(f"can't listen on an address. because={error}") from error
+
+
+def _end_with_stdin(socket: Path, patience_s: float) -> None:
+    """Has SIGHUP come when standard input ends, and has the process end `patience_s` later at the latest.
+
+    Other signals may be meant for a whole job, whose learner still has work to send. The socket is removed with its
+    folder, which whoever made it may not have lived to do.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has children ignore it
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 2**10):
+            pass
+        nobody = os.open(os.devnull, os.O_WRONLY)  # reads what is written from now on
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(nobody, output.fileno())
+        with suppress(OSError):
+            socket.unlink(missing_ok=True)
+            socket.parent.rmdir()
+        os.kill(os.getpid(), signal.SIGHUP)
+        threading.Event().wait(patience_s)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="skerry-stdin", daemon=True).start()
 
 
 def _tls(files: Tls) -> Tls | None:
@@ -189,20 +227,26 @@ def _deny_list(path: Path | None) -> DenyList | None:
         raise click.BadParameter(str(error), param_hint="--deny") from error
 
 
-async def _serve(objects: Objects, settings: ServerSettings, store_url: str, port_file: Path | None) -> None:
+async def _serve(
+    objects: Objects,
+    settings: ServerSettings,
+    store_url: str,
+    port_file: Path | None,
+    signals: tuple[signal.Signals, ...],
+) -> None:
     loop, is_told = asyncio.get_running_loop(), asyncio.Event()
     async with serving(objects, settings) as server:  # until it listens, a signal ends the process
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.add_signal_handler(number, is_told.set)
         _announce(settings.listen, server, store_url, port_file)
         await is_told.wait()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.remove_signal_handler(number)  # a second one ends the process
         await server.drain(settings.drain_grace_s)
 
 
 def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:
-    address = f"{listen.rpartition(':')[0]}:{server.port}"
+    address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
     click.echo(f"listening on {address}, store {redacted(store_url)}")
     if server.metrics_url:
         click.echo(f"metrics at {server.metrics_url}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from skerry.runtime.addresses import client_address, split_targets
+from skerry.runtime.addresses import client_address, is_store, split_targets
 
 if TYPE_CHECKING:
     from cryptography.x509 import ExtensionType
@@ -141,6 +141,10 @@ def check_target(targets: str, tls: Tls | Insecure | None) -> set[Tls]:
     Raises:
         ValueError: a target is no address, or a file can't be used; the message says what is wrong.
     """
+    if is_store(targets):
+        if isinstance(tls, Tls):
+            raise ValueError(f"a store is opened with its own credentials, so leave tls out. target={targets[:100]!r}")
+        return set()
     used = {own for target in split_targets(targets) if (own := tls_for(target, tls)) is not None}
     for own in used:
         own.read()

@@ -17,7 +17,8 @@ R = TypeVar("R")
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
 _TARGET_HELP: Final = (
     "The syncer's address, as host:port. Replicas are separated by commas: a:443,b:443. TLS with public authorities "
-    "is the default of one that is not on this machine."
+    "is the default of one that is not on this machine. Or the URL of a store, as in s3://bucket/prefix: the command "
+    "then starts a syncer of its own."
 )
 # Whether it exists is checked with its content.
 PEM_FILE: Final = FilledPath(dir_okay=False)

@@ -9,6 +9,7 @@ the same view of the exchange.
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,6 +32,7 @@ from skerry.net.transport import LANE_COUNT
 from skerry.ranks.island import Island
 from skerry.ranks.parameters import IslandParameters
 from skerry.ranks.turns import TurnBoundary, Waiting
+from skerry.runtime.addresses import is_store
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import get_logger
 from skerry.stats import LastWork, Stats, share_of_plan, sum_of
@@ -117,6 +119,7 @@ class ManyRanks(SingleProcess):
             self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
             return self._boundary
 
+        options = {**options, "target": self._shared(options)}
         self._open(
             self._parameters,
             settings,
@@ -143,6 +146,15 @@ class ManyRanks(SingleProcess):
         self._parameters.take_changed()
         self._meet("join")
         self._is_joining = False
+
+    def _shared(self, options: LearnerOptions) -> str:
+        """Returns the target; of a store, the syncer that the first rank on this rank's machine has started."""
+        if not is_store(options["target"]):
+            return options["target"]
+        machines = self._island.all_gather(socket.gethostname())
+        first = machines.index(machines[self._island.rank])
+        own = self._reached(options) if first == self._island.rank else ""
+        return self._island.all_gather(own)[first]
 
     def _take_share(self, owners: Sequence[int], number: int) -> None:
         """Has one of the owners attach, and exchange its share of the fragments from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
@@ -20,6 +20,7 @@ from skerry.exchange.settings import check_policy, check_timeout
 from skerry.model.fragment_plan import FragmentPlan, plan_fragments
 from skerry.net.grpc_transport import GrpcTransport
 from skerry.net.loop_thread import LoopThread
+from skerry.net.own_syncer import reached
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
 from skerry.net.transport import Method
@@ -49,8 +50,8 @@ _PROGRESS_S: Final = 0.5
 class RunsClient:
     """Calls `skerry.v1.Runs` of the syncer at `target`, waiting at most `timeout_s` for each answer.
 
-    `target` is host:port, or several replicas separated by commas; see `skerry.net.replicas`. `tls` is as for
-    `Learner`.
+    `target` is host:port, or several replicas separated by commas (see `skerry.net.replicas`), or the URL of a store.
+    `target` and `tls` are as for `Learner`.
 
     Answers are messages of `skerry.v1`, whose .proto files specify their fields; the layout of a run is never packed.
 
@@ -60,6 +61,7 @@ class RunsClient:
 
     Raises:
         ValueError: `target` is no address, `timeout_s` no time, or the files of `tls` can't be used.
+        SkerryError: no syncer can serve the store that `target` names.
     """
 
     def __init__(self, target: str, *, tls: Tls | Insecure | None = None, timeout_s: float = 30.0) -> None:
@@ -69,8 +71,11 @@ class RunsClient:
         self._seen: dict[str, int] = {}  # position by run uid
         self._uids: dict[str, str] = {}  # newest uid seen by name
         jitter = system_random()
-        self._thread = LoopThread("skerry-runs")
-        self._transport = self._thread.call(lambda: GrpcTransport(target, tls=tls, jitter=jitter))
+        with ExitStack() as opened:
+            address = reached(target, opened, timeout_s=timeout_s)
+            self._thread = LoopThread("skerry-runs")
+            self._transport = self._thread.call(lambda: GrpcTransport(address, tls=tls, jitter=jitter))
+            self._closing = opened.pop_all()
         retry = Retry(_RETRY, jitter, self._is_worth_it)
         self._calls = Calls(self._transport, retry, timeout_s=timeout_s)
 
@@ -85,6 +90,7 @@ class RunsClient:
         if not self._thread.is_over:
             self._thread.run(self._transport.close())
             self._thread.close()
+            self._closing.close()
 
     def capabilities(self) -> GetCapabilitiesResponse:
         """Returns the server's version, codecs and limits."""

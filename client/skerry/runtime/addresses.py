@@ -1,4 +1,7 @@
-"""Addresses written as HOST:PORT, checked before anything is done with them: gRPC takes port 99999 for another one."""
+"""Addresses written as HOST:PORT, checked before anything is done with them: gRPC takes port 99999 for another one.
+
+The URL of a store may stand in place of a client's target (`skerry.net.own_syncer`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ _LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _SCHEME: Final = re.compile(r"(?:dns|ipv4|ipv6):(?://[^/]*/)?")
 _HIGHEST_PORT: Final = 2**16 - 1
+_STORES: Final = frozenset({"file", "s3", "gs", "az"})
 
 
 class Address(NamedTuple):
@@ -43,12 +47,20 @@ def client_address(target: str) -> Address | None:
     return _parsed(target, _SCHEME.sub("", target, count=1), lowest_port=1)
 
 
+def is_store(target: str) -> bool:
+    """Whether a target is the URL of a store that several syncers can serve."""
+    scheme, separator, rest = target.strip().partition("://")
+    return scheme.lower() in _STORES and bool(separator and rest.strip())
+
+
 def split_targets(targets: str) -> tuple[str, ...]:
-    """Returns the targets of a list such as `a:443,b:443`.
+    """Returns the targets of a list such as `a:443,b:443`; the URL of a store stands alone.
 
     Raises:
         ValueError: one of them is empty, or is no address.
     """
+    if is_store(targets):
+        return (targets.strip(),)
     stripped = tuple(target.strip() for target in targets.split(","))
     if not all(stripped):
         raise ValueError(f"a target is empty; write host:port, or several separated by commas. target={targets!r}")

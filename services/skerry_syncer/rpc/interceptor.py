@@ -39,6 +39,8 @@ _LOG: Final = get_logger(__name__)
 _OWN: Final = "/skerry.v1."
 _HEALTH: Final = "/grpc.health.v1."
 # Their messages have weights, which the budget of bytes in flight bounds.
+# What a caller is told of runs is no failure of the store.
+_EXPECTED: Final = frozenset({code_pb2.NOT_FOUND, code_pb2.ALREADY_EXISTS})
 _BULK: Final = frozenset({"Exchange/PushDelta", "Exchange/PullFragment"})
 _FOLLOWING: Final = frozenset({"Exchange/Attach", "Exchange/Watch"})
 
@@ -173,7 +175,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         self._metrics.refusals.labels(method, reason).inc()
         if status.code == code_pb2.INTERNAL:
             _LOG.error("call failed", method=method, reason=reason, exc_info=error)
-        elif isinstance(error, StoreError):
+        elif isinstance(error, StoreError) and status.code not in _EXPECTED:
             _LOG.warning("call failed", method=method, reason=reason, cause=str(error))
         elif reason != "QUOTA_EXCEEDED":  # of which there may be many
             caller = {"identity": author()} if author() else {}

@@ -67,12 +67,12 @@ class Started:
         assert self.process.stdout is not None
         self.lines = self.process.stdout
 
-    def read(self, is_enough: Callable[[int, int], bool]) -> None:
-        """Reads lines until versions and acknowledged deltas are enough."""
+    def read(self, *, version: int = 0, acknowledged: int = 0) -> int:
+        """Reads until that version is adopted and so many deltas are acknowledged; returns the version."""
         for line in self.lines:
-            _, version, acknowledged = map(int, line.split())
-            if is_enough(version, acknowledged):
-                return
+            now = list(map(int, line.split()))
+            if now[1] >= version and now[2] >= acknowledged:
+                return now[1]
         pytest.fail("the learner has ended")
 
     def syncers(self) -> list[psutil.Process]:
@@ -111,24 +111,24 @@ def test_two_learners_and_a_folder_train_one_model_and_one_that_is_killed_leaves
 ) -> None:
     us, eu = learners("us"), learners("eu", "forks")
     for learner in (us, eu):
-        learner.read(lambda version, acknowledged: version >= 3 and acknowledged >= 3)
+        learner.read(version=3, acknowledged=3)
     left_of_us, left_of_eu = us.syncers(), eu.syncers()
     assert (len(left_of_us), len(left_of_eu)) == (1, 1)
     eu.process.kill()
     assert_gone(left_of_eu)
-    seen: list[int] = []
-    us.read(lambda version, _: seen.append(version) or version >= seen[0] + 3)
+    us.read(version=us.read() + 3)
     us.process.send_signal(signal.SIGINT)
     assert us.lines.read().endswith("0 left\n")
     assert_gone(left_of_us)
     assert list((tmp_path / "tmp").glob("skerry-*")) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_a_learner_and_its_syncer_outlives_it_until_the_last_step_is_merged(
     learners: Callable[..., Started], tmp_path: Path
 ) -> None:
     learner = learners("us")
-    learner.read(lambda version, _: version >= 1)
+    learner.read(version=1)
     (syncer,) = learner.syncers()
     syncer.send_signal(signal.SIGTERM)  # as where a whole job is told to end
     os.killpg(learner.process.pid, signal.SIGINT)
@@ -142,10 +142,10 @@ def test_ctrl_c_reaches_a_learner_and_its_syncer_outlives_it_until_the_last_step
     assert merged >= max(taken, 5)
 
 
+@pytest.mark.long
 def test_a_syncer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     target, problem = f"file://{tmp_path}/store", Quadratic()
-    options = {"target": target, "run": "fit", "learner_id": "us", "create": True, "policy": QUICK}
-    with ArrayLearner(problem.arrays, **options) as learner:
+    with ArrayLearner(problem.arrays, target=target, run="fit", learner_id="us", create=True, policy=QUICK) as learner:
         own = own_syncer._SYNCERS[target]
         assert own._folder.stat().st_mode & 0o777 == 0o700
         first = own._child
@@ -172,7 +172,11 @@ def test_an_error_says_what_a_store_lacks(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(RefusedError, match=r"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         RunsClient("s3://bucket/run")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    assert own_syncer._SYNCERS == {}
+
+
+@pytest.mark.long
+def test_a_store_that_does_not_answer_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(TryAgainError, match="the store does not answer") as away:
         RunsClient("s3://bucket/run", timeout_s=8.0)

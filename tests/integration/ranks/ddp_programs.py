@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 
 from skerry import Learner, OuterOptimizer, Policy
+from skerry.net import own_syncer
 from skerry.wire import Codec, Encoding
 from tests.integration.ranks.ranks import Rank, loss_of, network, weights_digest
 from tests.support.heard_logs import heard_logs
@@ -65,6 +66,16 @@ def train_until_version(rank: Rank, version: int, island_size: int) -> dict[str,
             stats = learner.stats
             steps.append((changed, weights_digest(model), stats.step_count, stats.token_count, stats.progress))
     return {"began": began, "steps": steps, "stats": learner.stats, "failure": learner.failure}
+
+
+def train_over_store(rank: Rank) -> tuple[int, int]:
+    """Sends deltas to a store; returns how many were acknowledged, and how many syncers this rank has started."""
+    with learner_of(network(), rank) as learner:
+        started = len(own_syncer._SYNCERS)
+        for _ in range(POLICY.inner_step_count):
+            learner.step(tokens=1)
+        learner.leave(30)
+        return learner.stats.deltas_acknowledged, started
 
 
 def join(rank: Rank, options: Sequence[dict[str, Any] | None]) -> None:

@@ -27,6 +27,13 @@ def test_all_ranks_have_the_same_weights_after_every_step(target: str, tmp_path:
     assert ranks[0]["failure"] is None
 
 
+@pytest.mark.long
+def test_the_ranks_of_a_machine_share_one_syncer_over_a_store(tmp_path: Path) -> None:
+    ranks = values(run(tmp_path, ddp_programs.train_over_store, 2, f"file://{tmp_path}/served"))
+    assert ranks[0][0] == ranks[1][0] > 1
+    assert [started for _, started in ranks] == [1, 0]
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize(
     ("how", "reasons", "message"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.runtime.addresses import client_address, server_address, split_targets
+from skerry.runtime.addresses import client_address, is_store, server_address, split_targets
 
 
 @pytest.mark.parametrize("target", ["", "a:1,", ",", "a:1,,b:2"])
@@ -12,6 +12,14 @@ def test_an_empty_target_is_refused(target: str) -> None:
     with pytest.raises(ValueError, match="a target is empty"):
         split_targets(target)
     assert split_targets(" a:1 , b:2") == ("a:1", "b:2")
+
+
+def test_the_url_of_a_store_is_a_target_of_its_own() -> None:
+    for url in ("s3://bucket/a,b", "file:///srv/run", "file://run", "gs://bucket", "az://container/run"):
+        assert is_store(url)
+        assert split_targets(f" {url} ") == (url,)
+    for other in ("s3://", "memory://", "https://a:443", "dns:///a:443", "unix:/run/socket", "a:443,s3://bucket"):
+        assert not is_store(other)
 
 
 _WRONG = (

@@ -38,7 +38,7 @@ _LISTENING: Final = "listening on "
 
 
 class OwnSyncer:
-    """A child process that serves a store to this process, from `start` to `close`."""
+    """A child process that serves a store to this process, until `close`."""
 
     def __init__(self, store_url: str, *, is_new: bool) -> None:
         """With `is_new` it begins a store in a folder that has none."""
@@ -75,7 +75,8 @@ class OwnSyncer:
         said = " ".join(self._said)
         facts = f"store={redacted(self.store_url)}"
         if self._is_refused:
-            cause = said.partition("error: ")[2].partition(" next: ")[0] or said or f"status {self._child.returncode}"
+            error = said.partition("error: ")[2].partition(" next: ")[0].removeprefix("Invalid value for --store: ")
+            cause = error or said or f"status {self._child.returncode}"
             raise RefusedError("STORE_REFUSED", f"no syncer can be started over the store. {facts}, because={cause}")
         if not is_known:
             raise error_of("STORE_UNAVAILABLE", f"the store did not answer in time. {facts}, {timeout_s=}, said={said}")
@@ -128,13 +129,14 @@ class OwnSyncer:
     def _listen(self) -> None:
         """Returns when the child has ended; says what it says, once it listens."""
         assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if line.startswith(_LISTENING):
-                self._is_known.set()
-            elif self._is_known.is_set():
-                _log.warning(line.strip())
-            else:
-                self._said.append(line.strip())
+        with self._child.stdout as lines:
+            for line in lines:
+                if line.startswith(_LISTENING):
+                    self._is_known.set()
+                elif self._is_known.is_set():
+                    _log.warning(line.strip())
+                else:
+                    self._said.append(line.strip())
 
 
 _SYNCERS: Final[dict[str, OwnSyncer]] = {}  # by the URL of the store

@@ -53,14 +53,17 @@ class CountedBucket:
         self._latency_s = latency_s
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.answers_s: list[float] = []  # how long moto itself took
 
     def __call__(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         """Answers one request."""
         time.sleep(self._latency_s)
         method, query = request["REQUEST_METHOD"], request.get("QUERY_STRING", "")
         kind = "LIST" if "list-type" in query else "DELETE" if method == "POST" and "delete" in query else method
+        start_s = time.monotonic()
         body = b"".join(self._answer(request, start))
         with self._lock:
+            self.answers_s.append(time.monotonic() - start_s)
             self.counts[kind] += 1
             self.counts["bytes in"] += int(request.get("CONTENT_LENGTH") or 0)
             self.counts["bytes out"] += len(body)
@@ -166,12 +169,14 @@ def rows_of(learner_count: int, *, is_own: bool, rounds: int, step_s: float, lat
         for learner in learners:
             learner.hear()
         all_hear(learners, steps=WARM_ROUNDS * H)
+        bucket.answers_s.clear()
         before, start_s = Counter(bucket.counts), time.monotonic()
         answers = all_hear(learners, steps=rounds * H)
         counts, wall_s = bucket.counts - before, time.monotonic() - start_s
         all_hear(learners, steps=0)
     made, spread = news_s(answers)
     version_count = len({tuple(one[1:3]) for answer in answers for one in answer["heard"] if one[0] == "made"})
+    yield measured(case, "an answer of the bucket, beside its delay", bucket.answers_s or [0.0], "s")
     yield measured(case, "versions of a fragment", [version_count], "", limit=rounds * FRAGMENTS)
     yield measured(case, "round opened to version everywhere", made, "s")
     yield measured(case, "version at first to last replica", spread, "s")

@@ -50,7 +50,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "BAD_NAME": "a name has 1 to 64 of the characters a-z 0-9 . _ - and starts and ends with a letter or digit",
     "FRAGMENT_NOT_FOUND": "`skerry runs show` lists the fragments",
     "VERSION_NOT_FOUND": "`skerry log` shows the positions, `skerry runs show` the versions",
-    "STORE_REFUSED": "docs/operating.md says what a bucket must allow; a folder is begun by `skerry serve --new-store`",
+    "STORE_REFUSED": "docs/buckets.md says what a bucket must allow; a folder is begun by `skerry serve --new-store`",
     "STORE_UNAVAILABLE": "the syncer can't reach its store; the syncer's log says why",
     "STORE_FULL": "free some space; `skerry gc` removes objects that no version needs",
     "STORE_ROLLED_BACK": "if the run was ever that far, `skerry verify` says what the store has lost: restore a backup",

@@ -8,7 +8,7 @@ from typing import Final
 
 _NOWHERE: Final = "http://127.0.0.1:9"  # the port of "discard", where nothing listens
 # IDENTITY_ENDPOINT is Azure's metadata service.
-_PREFIXES: Final = ("AWS_", "GOOGLE_", "GCE_", "CLOUDSDK_", "AZURE_", "AZURITE_", "IDENTITY_")
+_PREFIXES: Final = ("AWS_", "GOOGLE_", "GCE_", "CLOUDSDK_", "AZURE_", "AZURITE_", "IDENTITY_", "SERVICE_ACCOUNT")
 
 
 def stay_here(environment: MutableMapping[str, str] = os.environ) -> None:

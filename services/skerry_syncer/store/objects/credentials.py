@@ -157,13 +157,14 @@ CLOUDS: Final = {
         credentials_advice="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for one of the shared "
         "credentials file, or give the machine a role",
         endpoints=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        settings_advice="region and endpoint are set by AWS_REGION and AWS_ENDPOINT_URL",
+        settings_advice="AWS_REGION sets the region, and AWS_ENDPOINT_URL the server",
     ),
     "gs": Cloud(
         sources=(
             "GOOGLE_SERVICE_ACCOUNT",
             "GOOGLE_SERVICE_ACCOUNT_PATH",
             "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "SERVICE_ACCOUNT",
             "GOOGLE_BEARER_TOKEN",
         ),
         shared=_google_file,
@@ -171,7 +172,7 @@ CLOUDS: Final = {
         credentials_advice="set GOOGLE_APPLICATION_CREDENTIALS to a credentials file, or run `gcloud auth "
         "application-default login`, or give the machine a service account",
         endpoints=("GOOGLE_BASE_URL",),
-        settings_advice="another endpoint than Google's is set by GOOGLE_BASE_URL",
+        settings_advice="GOOGLE_BASE_URL sets the server, and GOOGLE_SERVICE_ACCOUNT or SERVICE_ACCOUNT a key file",
     ),
     "az": Cloud(
         sources=(
@@ -193,6 +194,6 @@ CLOUDS: Final = {
         "AZURE_CLIENT_ID and one of AZURE_CLIENT_SECRET and AZURE_FEDERATED_TOKEN_FILE; or AZURE_USE_AZURE_CLI=true "
         "after `az login`; or give the machine a managed identity",
         endpoints=("AZURITE_BLOB_STORAGE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-        settings_advice="the account is set by AZURE_STORAGE_ACCOUNT_NAME",
+        settings_advice="AZURE_STORAGE_ACCOUNT_NAME sets the account, and AZURE_STORAGE_ENDPOINT the server",
     ),
 }

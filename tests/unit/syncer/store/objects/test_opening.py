@@ -82,9 +82,17 @@ def test_a_server_whose_address_is_no_url_is_refused(
 
 def test_without_an_account_azure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
-    with pytest.raises(StoreURLError, match="the account is set by AZURE_STORAGE_ACCOUNT_NAME"):
+    with pytest.raises(StoreURLError, match="AZURE_STORAGE_ACCOUNT_NAME sets the account"):
         open_objects("az://container/x")
     open_objects("az://container@account.blob.core.windows.net/x")
+
+
+def test_a_key_file_that_is_not_there_is_refused_with_the_variables_that_may_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SERVICE_ACCOUNT", "skerry@project")  # which clusters set for other purposes
+    with pytest.raises(StoreURLError, match=r"or SERVICE_ACCOUNT a key file.*skerry@project"):
+        open_objects("gs://bucket/x")
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from skerry import RunNotFoundError, RunsClient, SkerryError
 from skerry.cli import policy_text
 from skerry.cli.console import count_text
-from skerry.history.run_history import DeltaView, VersionView, status_word
+from skerry.history.run_history import VersionView, delta_view, status_word
 from skerry.runtime.clock import SystemClock
 from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import RUN_STATUS_OPEN
@@ -345,18 +345,7 @@ async def _read_version(
         raise HTTPException(502, str(error)) from error
     if record is None or record.version.version != number:
         return seen
-    deltas = tuple(
-        DeltaView(
-            learner_id=delta.learner_id,
-            accepted_at_s=None,
-            weight_share=delta.weight_share,
-            staleness=delta.staleness,
-            step_count=delta.step_count,
-            token_count=delta.token_count,
-            size_bytes=delta.size_bytes,
-        )
-        for delta in record.merged
-    )
+    deltas = tuple(map(delta_view, record.merged))
     if seen is not None:
         return replace(seen, deltas=deltas)
     return VersionView(

@@ -95,12 +95,8 @@ def loss_figure(history: RunHistory) -> Any:
         plot.add_tools(HoverTool(renderers=[line], tooltips=tips))
     if plot.legend:
         plot.legend.click_policy = "hide"
-        plot.legend.background_fill_alpha = 0.0
-        plot.legend.border_line_alpha = 0.0
-        plot.legend.label_text_color = _INK
         plot.legend.visible = len(history.learners) <= len(_PALETTE)
-        plot.legend.orientation = "horizontal"
-        plot.add_layout(plot.legend[0], "above")
+        _move_legend(plot)
     return plot
 
 
@@ -250,11 +246,7 @@ def round_figure(history: RunHistory) -> Any:
     marks = ColumnDataSource(mark_columns(history), name="marks")
     marked = plot.vspan("time", source=marks, line_color="#e03131", line_alpha=0.6, line_width=2)
     plot.add_tools(HoverTool(renderers=[marked], tooltips=[("", "@text")]))
-    plot.legend.background_fill_alpha = 0.0
-    plot.legend.border_line_alpha = 0.0
-    plot.legend.label_text_color = _INK
-    plot.legend.orientation = "horizontal"
-    plot.add_layout(plot.legend[0], "above")
+    _move_legend(plot)
     return plot
 
 
@@ -263,6 +255,14 @@ def items(history: RunHistory, *figures: Callable[[RunHistory], Any]) -> dict[st
     places: dict[Callable[[RunHistory], Any], str]
     places = {loss_figure: "losses", version_figure: "version-map", round_figure: "rounds"}
     return {places[made]: json_item(made(history), places[made]) for made in figures or places}
+
+
+def _move_legend(plot: Any) -> None:
+    legend = plot.legend[0]
+    legend.background_fill_alpha = legend.border_line_alpha = 0.0
+    legend.label_text_color = _INK
+    legend.orientation = "horizontal"
+    plot.add_layout(legend, "above")
 
 
 def _figure(**options: Any) -> Any:

@@ -10,9 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import venv
 from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
 from importlib.metadata import Distribution, distributions
 from itertools import chain
 from pathlib import Path
@@ -65,6 +67,37 @@ def test_an_extra_brings_all_that_its_programs_import(extra: str, everything: En
         words = ["us"] if example == "plain" else ["us", _STEPS, str(tmp_path / example)]
         run(python, str(everything.folder / "examples" / f"{example}.py"), *words, everything=everything)
         assert newest(everything, name) > 0
+
+
+def test_the_extra_of_the_console_brings_all_that_it_imports(everything: Environment, tmp_path: Path) -> None:
+    python = only_with("console", everything, tmp_path)
+    words: list[str | Path] = [
+        python,
+        "-m",
+        "skerry.cli",
+        "console",
+        "--listen",
+        "127.0.0.1:0",
+        "--port-file",
+        tmp_path / "port",
+    ]
+    variables = everything.variables | {"SKERRY_HOST": "127.0.0.1 console.example"}
+    with subprocess.Popen(words, env=variables, stderr=subprocess.PIPE, text=True) as console:
+        try:
+            assert page(console, tmp_path / "port", host="console.example") == 200
+            assert page(console, tmp_path / "port", host="other.example") == 400
+        finally:
+            console.terminate()
+
+
+def page(console: subprocess.Popen[str], port_file: Path, *, host: str) -> int:
+    """Returns the status of the console's first page under a name."""
+    while not port_file.exists():
+        assert console.poll() is None, console.communicate()[1]
+        time.sleep(0.1)
+    connection = HTTPConnection("127.0.0.1", int(port_file.read_text()), timeout=60)
+    connection.request("GET", "/", headers={"Host": host})
+    return connection.getresponse().status
 
 
 def only_with(extra: str, everything: Environment, folder: Path) -> Path:

@@ -464,11 +464,9 @@ class RunHistory:
 
     def _add_version(self, fragment: FragmentView, version: VersionView) -> None:
         if fragment.versions and version.version > 1:
-            span_s = max(0.0, self._heard_at_s - fragment.heard_at_s)
-            fragment.usual_s += 0.2 * (span_s - fragment.usual_s) if fragment.usual_s else span_s
+            fragment.usual_s = _averaged(fragment.usual_s, self._heard_at_s - fragment.heard_at_s)
         if fragment.open_since_s is not None:
-            span_s = max(0.0, self._heard_at_s - fragment.open_since_s)
-            fragment.usual_round_s += 0.2 * (span_s - fragment.usual_round_s) if fragment.usual_round_s else span_s
+            fragment.usual_round_s = _averaged(fragment.usual_round_s, self._heard_at_s - fragment.open_since_s)
         fragment.heard_at_s = self._heard_at_s
         fragment.versions.append(version)
         fragment.opened_at_s = fragment.open_since_s = fragment.closed_at_s = None
@@ -520,6 +518,10 @@ class RunHistory:
         return self.fragments.setdefault(name, FragmentView())
 
 
+def _averaged(usual_s: float, span_s: float) -> float:
+    return usual_s + 0.2 * (max(0.0, span_s) - usual_s) if usual_s else max(0.0, span_s)
+
+
 def _version_view(
     committed: VersionCommitted,
     position: int,
@@ -527,18 +529,7 @@ def _version_view(
     fragment: FragmentView,
     accepted_at_s: Mapping[str, float],
 ) -> VersionView:
-    deltas = tuple(
-        DeltaView(
-            learner_id=delta.learner_id,
-            accepted_at_s=accepted_at_s.get(delta.delta_id),
-            weight_share=delta.weight_share,
-            staleness=delta.staleness,
-            step_count=delta.step_count,
-            token_count=delta.token_count,
-            size_bytes=delta.size_bytes,
-        )
-        for delta in committed.merged
-    )
+    deltas = tuple(delta_view(delta, accepted_at_s.get(delta.delta_id)) for delta in committed.merged)
     return VersionView(
         fragment=committed.version.fragment,
         version=committed.version.version,
@@ -552,6 +543,19 @@ def _version_view(
         update_size_bytes=committed.update_size_bytes,
         participation=committed.participation,
         deltas=deltas,
+    )
+
+
+def delta_view(delta: DeltaFate, accepted_at_s: float | None = None) -> DeltaView:
+    """Returns a delta that was merged, as the contract has it, with the time at which it came."""
+    return DeltaView(
+        learner_id=delta.learner_id,
+        accepted_at_s=accepted_at_s,
+        weight_share=delta.weight_share,
+        staleness=delta.staleness,
+        step_count=delta.step_count,
+        token_count=delta.token_count,
+        size_bytes=delta.size_bytes,
     )
 
 

@@ -23,9 +23,8 @@ from skerry.cli.watch_view import draw
 from skerry.cli.weights import read_weights
 from skerry.exchange.session import policy_of
 from skerry.history.run_history import history_now, status_word
-from skerry.runs.account import Contribution
 from skerry.runtime.options import INPUT_FILE, Count, Parsed
-from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
+from skerry.v1.runs_pb2 import Contribution, GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import Run, Tensor
 from skerry.wire.layout import check_name
 from skerry.wire.messages import to_values
@@ -238,22 +237,21 @@ def readmit(client: RunsClient, run: str, *, learner: str) -> Answer:
 @_printing
 @with_client
 def account(client: RunsClient, run: str) -> Answer:
-    """Sum up what each learner and each organisation contributed to a run's weights, from its log.
+    """Sum up what each learner and each organisation contributed to a run's newest versions.
 
-    Tokens and steps are those of the deltas in the versions that the newest weights come from, as the mean over
-    fragments; the share of the weight is the mean over these versions. An organisation is what a learner's certificate
-    has as O.
+    Tokens and steps are those of the merged deltas, as the mean over fragments; the share of the weight is the mean
+    over versions. What a roll-back abandoned does not count. An organisation is what a learner's certificate has as O.
     """
-    with shown_progress("reading the log") as progress:
-        summed = client.account(run, progress=progress)
-    parts: list[RenderableType] = [f"{summed.version_count} versions up to position {summed.position}"]
-    parts.append(table([{"learner": row.learner_ids[0], **_contribution(row)} for row in summed.learners]))
-    if any(row.organisation for row in summed.organisations):
-        rows = [{**_contribution(row), "learners": ", ".join(row.learner_ids)} for row in summed.organisations]
-        parts += ["", table(rows)]
-    values = {"learners": [row._asdict() for row in summed.learners]}
-    values["organisations"] = [row._asdict() for row in summed.organisations]
-    return summed._asdict() | values, parts
+    rows = client.account(run)
+    learners = [row for row in rows if row.learner_id]
+    organisations = [row for row in rows if not row.learner_id]
+    values = {"learners": [to_values(row) for row in learners]}
+    values["organisations"] = [to_values(row) for row in organisations]
+    parts: list[RenderableType] = ["nothing is merged yet"] if not rows else []
+    parts += [table([{"learner": row.learner_id, **_contribution(row)} for row in learners])] if rows else []
+    if any(row.organisation for row in organisations):
+        parts += ["", table([_contribution(row) for row in organisations])]
+    return values, parts
 
 
 def _contribution(row: Contribution) -> dict[str, str]:

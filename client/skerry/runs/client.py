@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
@@ -24,13 +24,12 @@ from skerry.net.own_syncer import reached
 from skerry.net.retry import Retry, RetrySettings
 from skerry.net.tls import Insecure, Tls, check_target
 from skerry.net.transport import Method
-from skerry.runs.account import Account, Accounting
 from skerry.runtime.identifiers import SystemEntropy, system_random
 from skerry.runtime.workers import InlineWorkers, ThreadWorkers
 from skerry.v1 import capabilities_pb2, exchange_pb2, runs_pb2, types_pb2
 from skerry.v1.capabilities_pb2 import GetCapabilitiesResponse
 from skerry.v1.exchange_pb2 import WatchStart
-from skerry.v1.runs_pb2 import GetRunResponse, VersionRecord
+from skerry.v1.runs_pb2 import Contribution, GetRunResponse, VersionRecord
 from skerry.v1.types_pb2 import Event, FragmentVersion, LearnerStatus, MetricsReport, Run
 from skerry.wire import messages
 from skerry.wire.layout import FragmentLayout, TensorSpec
@@ -332,7 +331,7 @@ class RunsClient:
         self._call(lambda stubs: stubs.runs.DeleteRun, runs_pb2.DeleteRunRequest(name=name, run_uid=uid))
         self._uids.pop(name, None)
 
-    def watch(self, name: str, *, uid: str = "", after_position: int = 0) -> Generator[WatchStart | Event, None, None]:
+    def watch(self, name: str, *, uid: str = "", after_position: int = 0) -> Iterator[WatchStart | Event]:
         """Yields the run as it is now, then its events; raises SkerryError when the stream breaks.
 
         With a uid it refuses another run that has the name now.
@@ -349,22 +348,12 @@ class RunsClient:
             if not self._thread.is_over:
                 self._thread.run(responses.aclose())
 
-    def account(self, name: str, *, progress: Callable[[int, int], None] = lambda _, __: None) -> Account:
-        """Returns what each learner and organisation contributed to the newest weights, read from the whole log.
+    def account(self, name: str) -> list[Contribution]:
+        """Returns what each learner and each organisation contributed to a run's newest versions, most weight first.
 
-        `progress` is called with (log positions read, in all).
+        The rows of organisations have no `learner_id`.
         """
-        accounting, run = Accounting(), Run()
-        with closing(self.watch(name, after_position=1)) as messages:
-            for message in messages:
-                if isinstance(message, WatchStart):
-                    run = message.run
-                    continue
-                accounting.apply(message)
-                progress(message.position, run.position)
-                if message.WhichOneof("kind") is None:  # the past ends
-                    break
-        return accounting.account(len(run.fragments))
+        return list(self.get_run(name).contributions)
 
     def _is_worth_it(self, error: BaseException) -> bool:
         hopeless = _HOPELESS_WITH_OTHERS if self._transport.has_others else _HOPELESS

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from skerry.v1 import types_pb2 as skerry_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14skerry/v1/runs.proto\x12\tskerry.v1\x1a\x15skerry/v1/types.proto\"\xe9\x01\n\x10\x43reateRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x07tensors\x18\x03 \x03(\x0b\x32\x11.skerry.v1.Tensor\x12&\n\tfragments\x18\x04 \x03(\x0b\x32\x13.skerry.v1.Fragment\x12!\n\x06policy\x18\x05 \x01(\x0b\x32\x11.skerry.v1.Policy\x12-\n\tuntrained\x18\x06 \x03(\x0b\x32\x1a.skerry.v1.UntrainedTensor\x12\x15\n\rpacked_layout\x18\x07 \x01(\x0c\"0\n\x11\x43reateRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"H\n\x10\x43ommitRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"0\n\x11\x43ommitRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"E\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"\x84\x01\n\x0eGetRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12*\n\x08learners\x18\x02 \x03(\x0b\x32\x18.skerry.v1.LearnerStatus\x12)\n\x07reports\x18\x03 \x03(\x0b\x32\x18.skerry.v1.MetricsReport\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"I\n\x10ListRunsResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.skerry.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x7f\n\x10SetPolicyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12!\n\x06policy\x18\x05 \x01(\x0b\x32\x11.skerry.v1.Policy\"0\n\x11SetPolicyResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"\x86\x01\n\x12SetEjectionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x12\n\nlearner_id\x18\x05 \x01(\t\x12\x12\n\nis_ejected\x18\x06 \x01(\x08\"]\n\x13SetEjectionResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12)\n\x07learner\x18\x02 \x01(\x0b\x32\x18.skerry.v1.LearnerStatus\"\xf0\x01\n\x14ReportMetricsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x10\n\x08position\x18\x05 \x01(\x03\x12\r\n\x05judge\x18\x06 \x01(\t\x12=\n\x07metrics\x18\x07 \x03(\x0b\x32,.skerry.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"A\n\x15ReportMetricsResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.skerry.v1.MetricsReport\"\x88\x01\n\x13ListVersionsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x16\n\x0e\x62\x65\x66ore_version\x18\x06 \x01(\x03\"\xea\x01\n\rVersionRecord\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.skerry.v1.FragmentVersion\x12\x10\n\x08position\x18\x02 \x01(\x03\x12$\n\x06merged\x18\x03 \x03(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x19\n\x11update_size_bytes\x18\x04 \x01(\x03\x12\x14\n\x0chas_snapshot\x18\x05 \x01(\x08\x12\x14\n\x0cis_abandoned\x18\x06 \x01(\x08\x12\x16\n\x0esource_version\x18\x07 \x01(\x03\x12\x15\n\rparticipation\x18\x08 \x01(\x01\"T\n\x14ListVersionsResponse\x12*\n\x08versions\x18\x01 \x03(\x0b\x32\x18.skerry.v1.VersionRecord\x12\x10\n\x08position\x18\x02 \x01(\x03\"t\n\x0fRollBackRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x17\n\x0ftarget_position\x18\x05 \x01(\x03\"^\n\x10RollBackResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x1b.skerry.v1.RollBackProgress\"@\n\x10RollBackProgress\x12\x14\n\x0cstored_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ragment_count\x18\x02 \x01(\x05\"G\n\x0f\x43loseRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"/\n\x10\x43loseRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"1\n\x10\x44\x65leteRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\"\x13\n\x11\x44\x65leteRunResponse2\xa7\x06\n\x04Runs\x12\x46\n\tCreateRun\x12\x1b.skerry.v1.CreateRunRequest\x1a\x1c.skerry.v1.CreateRunResponse\x12\x46\n\tCommitRun\x12\x1b.skerry.v1.CommitRunRequest\x1a\x1c.skerry.v1.CommitRunResponse\x12=\n\x06GetRun\x12\x18.skerry.v1.GetRunRequest\x1a\x19.skerry.v1.GetRunResponse\x12\x43\n\x08ListRuns\x12\x1a.skerry.v1.ListRunsRequest\x1a\x1b.skerry.v1.ListRunsResponse\x12\x46\n\tSetPolicy\x12\x1b.skerry.v1.SetPolicyRequest\x1a\x1c.skerry.v1.SetPolicyResponse\x12L\n\x0bSetEjection\x12\x1d.skerry.v1.SetEjectionRequest\x1a\x1e.skerry.v1.SetEjectionResponse\x12R\n\rReportMetrics\x12\x1f.skerry.v1.ReportMetricsRequest\x1a .skerry.v1.ReportMetricsResponse\x12O\n\x0cListVersions\x12\x1e.skerry.v1.ListVersionsRequest\x1a\x1f.skerry.v1.ListVersionsResponse\x12\x43\n\x08RollBack\x12\x1a.skerry.v1.RollBackRequest\x1a\x1b.skerry.v1.RollBackResponse\x12\x43\n\x08\x43loseRun\x12\x1a.skerry.v1.CloseRunRequest\x1a\x1b.skerry.v1.CloseRunResponse\x12\x46\n\tDeleteRun\x12\x1b.skerry.v1.DeleteRunRequest\x1a\x1c.skerry.v1.DeleteRunResponseB!\n\tskerry.v1P\x01Z\x12skerry/v1;skerryv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14skerry/v1/runs.proto\x12\tskerry.v1\x1a\x15skerry/v1/types.proto\"\xe9\x01\n\x10\x43reateRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x07tensors\x18\x03 \x03(\x0b\x32\x11.skerry.v1.Tensor\x12&\n\tfragments\x18\x04 \x03(\x0b\x32\x13.skerry.v1.Fragment\x12!\n\x06policy\x18\x05 \x01(\x0b\x32\x11.skerry.v1.Policy\x12-\n\tuntrained\x18\x06 \x03(\x0b\x32\x1a.skerry.v1.UntrainedTensor\x12\x15\n\rpacked_layout\x18\x07 \x01(\x0c\"0\n\x11\x43reateRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"H\n\x10\x43ommitRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"0\n\x11\x43ommitRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"E\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"\xb4\x01\n\x0eGetRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12*\n\x08learners\x18\x02 \x03(\x0b\x32\x18.skerry.v1.LearnerStatus\x12)\n\x07reports\x18\x03 \x03(\x0b\x32\x18.skerry.v1.MetricsReport\x12.\n\rcontributions\x18\x04 \x03(\x0b\x32\x17.skerry.v1.Contribution\"\x8e\x01\n\x0c\x43ontribution\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x14\n\x0corganisation\x18\x02 \x01(\t\x12\x13\n\x0btoken_count\x18\x03 \x01(\x01\x12\x12\n\nstep_count\x18\x04 \x01(\x01\x12\x14\n\x0cweight_share\x18\x05 \x01(\x01\x12\x15\n\rversion_count\x18\x06 \x01(\x03\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"I\n\x10ListRunsResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.skerry.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x7f\n\x10SetPolicyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12!\n\x06policy\x18\x05 \x01(\x0b\x32\x11.skerry.v1.Policy\"0\n\x11SetPolicyResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"\x86\x01\n\x12SetEjectionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x12\n\nlearner_id\x18\x05 \x01(\t\x12\x12\n\nis_ejected\x18\x06 \x01(\x08\"]\n\x13SetEjectionResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12)\n\x07learner\x18\x02 \x01(\x0b\x32\x18.skerry.v1.LearnerStatus\"\xf0\x01\n\x14ReportMetricsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x10\n\x08position\x18\x05 \x01(\x03\x12\r\n\x05judge\x18\x06 \x01(\t\x12=\n\x07metrics\x18\x07 \x03(\x0b\x32,.skerry.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"A\n\x15ReportMetricsResponse\x12(\n\x06report\x18\x01 \x01(\x0b\x32\x18.skerry.v1.MetricsReport\"\x88\x01\n\x13ListVersionsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\x12\x10\n\x08\x66ragment\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x16\n\x0e\x62\x65\x66ore_version\x18\x06 \x01(\x03\"\xea\x01\n\rVersionRecord\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.skerry.v1.FragmentVersion\x12\x10\n\x08position\x18\x02 \x01(\x03\x12$\n\x06merged\x18\x03 \x03(\x0b\x32\x14.skerry.v1.DeltaFate\x12\x19\n\x11update_size_bytes\x18\x04 \x01(\x03\x12\x14\n\x0chas_snapshot\x18\x05 \x01(\x08\x12\x14\n\x0cis_abandoned\x18\x06 \x01(\x08\x12\x16\n\x0esource_version\x18\x07 \x01(\x03\x12\x15\n\rparticipation\x18\x08 \x01(\x01\"T\n\x14ListVersionsResponse\x12*\n\x08versions\x18\x01 \x03(\x0b\x32\x18.skerry.v1.VersionRecord\x12\x10\n\x08position\x18\x02 \x01(\x03\"t\n\x0fRollBackRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07run_uid\x18\x03 \x01(\t\x12\x15\n\rseen_position\x18\x04 \x01(\x03\x12\x17\n\x0ftarget_position\x18\x05 \x01(\x03\"^\n\x10RollBackResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x1b.skerry.v1.RollBackProgress\"@\n\x10RollBackProgress\x12\x14\n\x0cstored_count\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ragment_count\x18\x02 \x01(\x05\"G\n\x0f\x43loseRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\x12\x15\n\rseen_position\x18\x03 \x01(\x03\"/\n\x10\x43loseRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.skerry.v1.Run\"1\n\x10\x44\x65leteRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07run_uid\x18\x02 \x01(\t\"\x13\n\x11\x44\x65leteRunResponse2\xa7\x06\n\x04Runs\x12\x46\n\tCreateRun\x12\x1b.skerry.v1.CreateRunRequest\x1a\x1c.skerry.v1.CreateRunResponse\x12\x46\n\tCommitRun\x12\x1b.skerry.v1.CommitRunRequest\x1a\x1c.skerry.v1.CommitRunResponse\x12=\n\x06GetRun\x12\x18.skerry.v1.GetRunRequest\x1a\x19.skerry.v1.GetRunResponse\x12\x43\n\x08ListRuns\x12\x1a.skerry.v1.ListRunsRequest\x1a\x1b.skerry.v1.ListRunsResponse\x12\x46\n\tSetPolicy\x12\x1b.skerry.v1.SetPolicyRequest\x1a\x1c.skerry.v1.SetPolicyResponse\x12L\n\x0bSetEjection\x12\x1d.skerry.v1.SetEjectionRequest\x1a\x1e.skerry.v1.SetEjectionResponse\x12R\n\rReportMetrics\x12\x1f.skerry.v1.ReportMetricsRequest\x1a .skerry.v1.ReportMetricsResponse\x12O\n\x0cListVersions\x12\x1e.skerry.v1.ListVersionsRequest\x1a\x1f.skerry.v1.ListVersionsResponse\x12\x43\n\x08RollBack\x12\x1a.skerry.v1.RollBackRequest\x1a\x1b.skerry.v1.RollBackResponse\x12\x43\n\x08\x43loseRun\x12\x1a.skerry.v1.CloseRunRequest\x1a\x1b.skerry.v1.CloseRunResponse\x12\x46\n\tDeleteRun\x12\x1b.skerry.v1.DeleteRunRequest\x1a\x1c.skerry.v1.DeleteRunResponseB!\n\tskerry.v1P\x01Z\x12skerry/v1;skerryv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,45 +46,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRUNREQUEST']._serialized_start=468
   _globals['_GETRUNREQUEST']._serialized_end=537
   _globals['_GETRUNRESPONSE']._serialized_start=540
-  _globals['_GETRUNRESPONSE']._serialized_end=672
-  _globals['_LISTRUNSREQUEST']._serialized_start=674
-  _globals['_LISTRUNSREQUEST']._serialized_end=730
-  _globals['_LISTRUNSRESPONSE']._serialized_start=732
-  _globals['_LISTRUNSRESPONSE']._serialized_end=805
-  _globals['_SETPOLICYREQUEST']._serialized_start=807
-  _globals['_SETPOLICYREQUEST']._serialized_end=934
-  _globals['_SETPOLICYRESPONSE']._serialized_start=936
-  _globals['_SETPOLICYRESPONSE']._serialized_end=984
-  _globals['_SETEJECTIONREQUEST']._serialized_start=987
-  _globals['_SETEJECTIONREQUEST']._serialized_end=1121
-  _globals['_SETEJECTIONRESPONSE']._serialized_start=1123
-  _globals['_SETEJECTIONRESPONSE']._serialized_end=1216
-  _globals['_REPORTMETRICSREQUEST']._serialized_start=1219
-  _globals['_REPORTMETRICSREQUEST']._serialized_end=1459
-  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_start=1413
-  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_end=1459
-  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1461
-  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1526
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=1529
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=1665
-  _globals['_VERSIONRECORD']._serialized_start=1668
-  _globals['_VERSIONRECORD']._serialized_end=1902
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1904
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1988
-  _globals['_ROLLBACKREQUEST']._serialized_start=1990
-  _globals['_ROLLBACKREQUEST']._serialized_end=2106
-  _globals['_ROLLBACKRESPONSE']._serialized_start=2108
-  _globals['_ROLLBACKRESPONSE']._serialized_end=2202
-  _globals['_ROLLBACKPROGRESS']._serialized_start=2204
-  _globals['_ROLLBACKPROGRESS']._serialized_end=2268
-  _globals['_CLOSERUNREQUEST']._serialized_start=2270
-  _globals['_CLOSERUNREQUEST']._serialized_end=2341
-  _globals['_CLOSERUNRESPONSE']._serialized_start=2343
-  _globals['_CLOSERUNRESPONSE']._serialized_end=2390
-  _globals['_DELETERUNREQUEST']._serialized_start=2392
-  _globals['_DELETERUNREQUEST']._serialized_end=2441
-  _globals['_DELETERUNRESPONSE']._serialized_start=2443
-  _globals['_DELETERUNRESPONSE']._serialized_end=2462
-  _globals['_RUNS']._serialized_start=2465
-  _globals['_RUNS']._serialized_end=3272
+  _globals['_GETRUNRESPONSE']._serialized_end=720
+  _globals['_CONTRIBUTION']._serialized_start=723
+  _globals['_CONTRIBUTION']._serialized_end=865
+  _globals['_LISTRUNSREQUEST']._serialized_start=867
+  _globals['_LISTRUNSREQUEST']._serialized_end=923
+  _globals['_LISTRUNSRESPONSE']._serialized_start=925
+  _globals['_LISTRUNSRESPONSE']._serialized_end=998
+  _globals['_SETPOLICYREQUEST']._serialized_start=1000
+  _globals['_SETPOLICYREQUEST']._serialized_end=1127
+  _globals['_SETPOLICYRESPONSE']._serialized_start=1129
+  _globals['_SETPOLICYRESPONSE']._serialized_end=1177
+  _globals['_SETEJECTIONREQUEST']._serialized_start=1180
+  _globals['_SETEJECTIONREQUEST']._serialized_end=1314
+  _globals['_SETEJECTIONRESPONSE']._serialized_start=1316
+  _globals['_SETEJECTIONRESPONSE']._serialized_end=1409
+  _globals['_REPORTMETRICSREQUEST']._serialized_start=1412
+  _globals['_REPORTMETRICSREQUEST']._serialized_end=1652
+  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_start=1606
+  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_end=1652
+  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1654
+  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1719
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=1722
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=1858
+  _globals['_VERSIONRECORD']._serialized_start=1861
+  _globals['_VERSIONRECORD']._serialized_end=2095
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=2097
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=2181
+  _globals['_ROLLBACKREQUEST']._serialized_start=2183
+  _globals['_ROLLBACKREQUEST']._serialized_end=2299
+  _globals['_ROLLBACKRESPONSE']._serialized_start=2301
+  _globals['_ROLLBACKRESPONSE']._serialized_end=2395
+  _globals['_ROLLBACKPROGRESS']._serialized_start=2397
+  _globals['_ROLLBACKPROGRESS']._serialized_end=2461
+  _globals['_CLOSERUNREQUEST']._serialized_start=2463
+  _globals['_CLOSERUNREQUEST']._serialized_end=2534
+  _globals['_CLOSERUNRESPONSE']._serialized_start=2536
+  _globals['_CLOSERUNRESPONSE']._serialized_end=2583
+  _globals['_DELETERUNREQUEST']._serialized_start=2585
+  _globals['_DELETERUNREQUEST']._serialized_end=2634
+  _globals['_DELETERUNRESPONSE']._serialized_start=2636
+  _globals['_DELETERUNRESPONSE']._serialized_end=2655
+  _globals['_RUNS']._serialized_start=2658
+  _globals['_RUNS']._serialized_end=3465
 # @@protoc_insertion_point(module_scope)

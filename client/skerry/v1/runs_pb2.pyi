@@ -200,6 +200,7 @@ class GetRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     LEARNERS_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _types_pb2.Run:
         """The run."""
@@ -214,20 +215,69 @@ class GetRunResponse(_message.Message):
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MetricsReport]:
         """The last 64 reports of judges, oldest first."""
 
+    @_builtins.property
+    def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contribution]:
+        """What was contributed to its newest versions, by learner and by organisation, the largest weight_share first."""
+
     def __init__(
         self,
         *,
         run: _types_pb2.Run | None = ...,
         learners: _abc.Iterable[_types_pb2.LearnerStatus] | None = ...,
         reports: _abc.Iterable[_types_pb2.MetricsReport] | None = ...,
+        contributions: _abc.Iterable[Global___Contribution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learners", b"learners", "reports", b"reports", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributions", b"contributions", "learners", b"learners", "reports", b"reports", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRunResponse: _TypeAlias = GetRunResponse  # noqa: Y015
+
+@_typing.final
+class Contribution(_message.Message):
+    """What a learner, or an organisation, contributed to the newest versions of a run. Only deltas count that were merged
+    into a version that the newest one of its fragment comes from, so not those in versions that a roll-back abandoned.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_ID_FIELD_NUMBER: _builtins.int
+    ORGANISATION_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    WEIGHT_SHARE_FIELD_NUMBER: _builtins.int
+    VERSION_COUNT_FIELD_NUMBER: _builtins.int
+    learner_id: _builtins.str
+    """The learner's id; empty: all learners of the organisation."""
+    organisation: _builtins.str
+    """As LearnerStatus.organisation when the deltas were merged. A learner that had several is in several."""
+    token_count: _builtins.float
+    """Tokens in the deltas, as the learner counts them: the mean over fragments."""
+    step_count: _builtins.float
+    """Inner steps in the deltas: the mean over fragments."""
+    weight_share: _builtins.float
+    """The share of the weight, 0 to 1: the mean over the rounds of all fragments."""
+    version_count: _builtins.int
+    """Versions of all fragments with a delta of theirs."""
+    def __init__(
+        self,
+        *,
+        learner_id: _builtins.str = ...,
+        organisation: _builtins.str = ...,
+        token_count: _builtins.float = ...,
+        step_count: _builtins.float = ...,
+        weight_share: _builtins.float = ...,
+        version_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learner_id", b"learner_id", "organisation", b"organisation", "step_count", b"step_count", "token_count", b"token_count", "version_count", b"version_count", "weight_share", b"weight_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contribution: _TypeAlias = Contribution  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):

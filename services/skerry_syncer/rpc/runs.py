@@ -15,6 +15,7 @@ from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.access.caller import author, only_run
 from skerry_syncer.errors import SyncerError, bad_request
 from skerry_syncer.rpc.translate import (
+    contribution_messages,
     fitting,
     learner_messages,
     run_message,
@@ -43,6 +44,8 @@ _MAX_PAGE_SIZE: Final = 1000
 _MAX_LAYOUT_BYTES: Final = 3 * 2**20
 # Reports of judges in an answer about a run: at most a fifth of a mebibyte.
 _SHOWN_REPORTS: Final = 64
+# Of contributions, beside all else that an answer about a run has: those of some thousand learners.
+_CONTRIBUTIONS_BYTES: Final = 2**18
 # A page ends before it grows past this, so that it fits into one message.
 _PAGE_BYTES: Final = 2 * 2**20
 
@@ -109,6 +112,7 @@ class RunsServicer(runs_pb2_grpc.RunsServicer):
             run=run_message(replica.state),
             learners=learner_messages(replica.state, replica.view()),
             reports=map(report_message, [*replica.state.reports.values()][-_SHOWN_REPORTS:]),
+            contributions=fitting(contribution_messages(replica.state), _CONTRIBUTIONS_BYTES),
         )
 
     async def ListRuns(self, request: runs_pb2.ListRunsRequest, context: Any) -> runs_pb2.ListRunsResponse:

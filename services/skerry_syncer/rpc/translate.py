@@ -24,7 +24,7 @@ from skerry_syncer.rounds.membership import LearnerReport, MembershipView, parti
 from skerry_syncer.run.events import fate_message, learner_message, timestamp, version_message
 from skerry_syncer.run.pull import PullPlan
 from skerry_syncer.store.log.entries import INITIAL_BASE, AcceptedItem, RunSpec
-from skerry_syncer.store.log.state import FragmentState, LearnerState, RunState, VersionState
+from skerry_syncer.store.log.state import Contribution, FragmentState, LearnerState, RunState, VersionState
 
 _Message = TypeVar("_Message", bound=Message)
 # Of the learners in an answer, beside the run's tensors.
@@ -73,6 +73,27 @@ def learner_messages(state: RunState, view: MembershipView) -> list[types_pb2.Le
         for known in sorted(state.learners.values(), key=rank, reverse=True)
     )
     return sorted(fitting(messages, _MOST_LEARNER_BYTES), key=lambda message: message.learner_id)
+
+
+def contribution_messages(state: RunState) -> list[runs_pb2.Contribution]:
+    """Returns what was contributed to the newest versions, the largest share of the weight first."""
+    newest = [fragment.newest for fragment in state.fragments.values() if fragment.version != INITIAL_BASE]
+    by_key: dict[tuple[str, str], list[Contribution]] = {}
+    for row in (row for version in newest for row in version.contributions):
+        by_key.setdefault((row.learner, row.organisation), []).append(row)
+    round_count = sum(row.weight for rows in by_key.values() for row in rows if row.learner)  # 1 a round in all
+    messages = [
+        runs_pb2.Contribution(
+            learner_id=learner,
+            organisation=organisation,
+            token_count=sum(row.token_count for row in rows) / len(newest),
+            step_count=sum(row.step_count for row in rows) / len(newest),
+            weight_share=sum(row.weight for row in rows) / round_count if round_count else 0.0,
+            version_count=sum(row.version_count for row in rows),
+        )
+        for (learner, organisation), rows in by_key.items()
+    ]
+    return sorted(messages, key=lambda each: (-each.weight_share, each.learner_id, each.organisation))
 
 
 def fitting(messages: Iterable[_Message], size_bytes: int) -> list[_Message]:

@@ -306,13 +306,13 @@ async def test_the_account_knows_the_organisation_of_a_learners_certificate(keys
             for _ in range(round_count):
                 await learner.advance()
     with RunsClient(f"127.0.0.1:{secured.port}", tls=tls_of(keys, "anna")) as client:
-        account = await asyncio.to_thread(client.account, "demo")
+        rows = await asyncio.to_thread(client.account, "demo")
         listed = (await asyncio.to_thread(client.get_run, "demo")).learners
-    organisations = {each.learner_id: each.organisation for each in listed}
-    assert organisations == {"ap": "Lab Ä", "us": ""}
-    shares = {row.organisation: (row.learner_ids, row.version_count) for row in account.organisations}
-    assert shares == {"Lab Ä": (("ap",), 2), "": (("us",), 1)}
-    assert sum(row.token_count for row in account.learners) == 3 * 400 / 2, "of two fragments only one was trained"
+    assert {each.learner_id: each.organisation for each in listed} == {"ap": "Lab Ä", "us": ""}
+    shares = {(row.learner_id, row.organisation): (round(3 * row.weight_share), row.version_count) for row in rows}
+    assert shares == {("ap", "Lab Ä"): (2, 2), ("", "Lab Ä"): (2, 2), ("us", ""): (1, 1), ("", ""): (1, 1)}
+    tokens = [(row.token_count, row.step_count) for row in rows if row.learner_id]
+    assert tokens == [(400, 4), (200, 2)], "of two fragments only one was trained"
 
 
 async def test_whoever_has_an_ejected_learners_certificate_has_no_part_in_the_run(

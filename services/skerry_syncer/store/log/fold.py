@@ -51,6 +51,7 @@ from skerry_syncer.store.log.retention import forget, has_weights_at, pinned_nam
 from skerry_syncer.store.log.state import (
     REMEMBERED_CLOSES,
     CommitRecord,
+    Contribution,
     DeltaState,
     FragmentState,
     LearnerState,
@@ -368,7 +369,26 @@ def _apply_committed(state: RunState, item: CommittedItem) -> list[DeltaState]:
         # The step count up to which the delta trained. Its merge may be much later, if the delta arrived late.
         reached = fragment.versions[delta.item.base_version].step_count + delta.item.step_count
         fragment.worked_until[learner] = min(newest.step_count, reached)
+    newest.contributions = _contributions(state, fragment.versions[item.version - 1], merged)
     return merged
+
+
+def _contributions(state: RunState, before: VersionState, merged: Iterable[DeltaState]) -> tuple[Contribution, ...]:
+    """Returns the contributions to the version that these deltas took `before` to."""
+    rows = {(row.learner, row.organisation): row for row in before.contributions}
+    counts = {key: row.version_count for key, row in rows.items()}
+    for delta in merged:
+        learner = delta.item.learner
+        organisation = state.learners[learner].organisation
+        for key in ((learner, organisation), ("", organisation)):
+            row = rows.get(key, Contribution(*key))
+            rows[key] = row._replace(
+                token_count=row.token_count + delta.item.token_count,
+                step_count=row.step_count + delta.item.step_count,
+                weight=row.weight + delta.weight_share,
+                version_count=counts.get(key, 0) + 1,
+            )
+    return tuple(rows.values())
 
 
 def _token_count(state: RunState, fragment: FragmentState, items: Sequence[AcceptedItem], full: int) -> float:
@@ -517,6 +537,7 @@ def _apply_rollback(state: RunState, item: RollbackItem) -> list[DeltaState]:
             target.digest,
             step_count=source.step_count,
             token_count=source.token_count,
+            contributions=source.contributions,
             weights=target.weights,
             outer=target.outer,
             source_version=source.version,

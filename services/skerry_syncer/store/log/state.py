@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from skerry.algorithm.merge import Pace
 from skerry.algorithm.rounds import rounds_behind
@@ -63,6 +63,17 @@ class DeltaState:
         return self.reason.partition(". ")[0]
 
 
+class Contribution(NamedTuple):
+    """What was merged of a learner, or of an organisation, in all rounds that led to a version of a fragment."""
+
+    learner: str  # empty: all of the organisation's
+    organisation: str
+    token_count: int = 0
+    step_count: int = 0
+    weight: float = 0.0  # the sum of the shares of the rounds' weights
+    version_count: int = 0
+
+
 @dataclass
 class VersionState:
     """One version of one fragment and where its content is."""
@@ -72,6 +83,7 @@ class VersionState:
     position: int
     step_count: float = 0.0  # inner steps behind it: the sum over its rounds of length times participation
     token_count: float = 0.0  # tokens behind it, of all learners: the sum over its rounds
+    contributions: tuple[Contribution, ...] = ()  # for people; decide nothing
     commit: CommitRecord | None = None  # None for a version without a merge: 0, or by a roll-back
     weights: tuple[ObjectRef, ...] = ()  # the objects of its snapshot; empty if it has none
     outer: tuple[ObjectRef, ...] = ()

@@ -427,3 +427,33 @@ def test_an_ejection_counts_once_and_only_of_a_learner_that_was_there(history: H
     assert rejection is not None
     assert rejection.reason == "LEARNER_NOT_FOUND"
     assert "known=m0, m1" in rejection.detail
+
+
+def contributed(history: History, version: int) -> dict[tuple[str, str], tuple[float, ...]]:
+    rows = history.state.fragments[BODY].versions[version].contributions
+    return {(row.learner, row.organisation): tuple(row[2:]) for row in rows}
+
+
+def test_a_version_knows_what_was_contributed_to_all_rounds_that_led_to_it(history: History) -> None:
+    history.admit(SessionItem("m0", "m0-s2", "here", "Lab"))
+    history.admit(SessionItem("m2", "m2-s1", "here", "Lab"))
+    for delta, learner in (("a", "m1"), ("b", "m2")):
+        history.admit(accepted(delta, learner))
+    history.admit(accepted("c", session="m0-s2"))
+    committed_round(history, "a", "b")
+    first = contributed(history, 1)
+    one = (1000, 24, 0.5, 1)
+    assert first == {("m1", ""): one, ("", ""): one, ("m2", "Lab"): one, ("", "Lab"): one}
+    history.admit(accepted("d", "m2", base=1))
+    committed_round(history, "c", "d", version=2)
+    assert contributed(history, 2) == {
+        **first,
+        ("m0", "Lab"): one,
+        ("m2", "Lab"): (2000, 48, 1.0, 2),
+        ("", "Lab"): (3000, 72, 1.5, 2),
+    }
+    for version, source, expected in ((3, 1, first), (4, 2, contributed(history, 2)), (5, 0, {})):
+        history.admit(rolled_back(f"to {source}", source, version))
+        assert contributed(history, version) == expected, "a roll-back gives back what it was at its target"
+    saved = state_from_bytes(state_to_bytes(history.state), SPEC)
+    assert saved.fragments[BODY].versions == history.state.fragments[BODY].versions

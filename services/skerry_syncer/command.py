@@ -174,7 +174,7 @@ def serve(
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        asyncio.run(_serve(objects, settings, store_url, port_file, _SIGNALS if socket is None else (signal.SIGHUP,)))
+        asyncio.run(_serve(objects, settings, store_url, port_file, is_own=socket is not None))
     except (StoreRefusedError, StoreURLError) as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     except OSError as error:  # both addresses are one, or another process was faster
@@ -232,9 +232,11 @@ async def _serve(
     settings: ServerSettings,
     store_url: str,
     port_file: Path | None,
-    signals: tuple[signal.Signals, ...],
+    *,
+    is_own: bool,
 ) -> None:
     loop, is_told = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGHUP,) if is_own else _SIGNALS
     async with serving(objects, settings) as server:  # until it listens, a signal ends the process
         for number in signals:
             loop.add_signal_handler(number, is_told.set)
@@ -242,7 +244,10 @@ async def _serve(
         await is_told.wait()
         for number in signals:
             loop.remove_signal_handler(number)  # a second one ends the process
-        await server.drain(settings.drain_grace_s)
+        if is_own:  # its only clients are gone, though forked children of theirs may keep connections open
+            await server.host.drain(settings.drain_grace_s)
+        else:
+            await server.drain(settings.drain_grace_s)
 
 
 def _announce(listen: str, server: SyncerServer, store_url: str, port_file: Path | None) -> None:

@@ -55,8 +55,9 @@ def test_a_large_run_is_painted_and_followed_within_a_second_in_300_megabytes(pa
         expect(page.locator("#event-page")).to_contain_text(newest(VERSION_COUNT - 1), timeout=60_000)
         expect(page.locator("#headline")).to_contain_text("reading the past")
         print(f"paints of a console that has just started {cold_ms} ms")
-        expect(page.locator("#headline")).not_to_contain_text("reading the past", timeout=600_000)
-        page.wait_for_function("() => model('versions')?.data.contributors[0][0] > 0")
+        page.goto("about:blank")
+        while "reading the past" in page.request.get(url, timeout=60_000).text():
+            time.sleep(2)
         received: list[int] = []
         session = page.context.new_cdp_session(page)
         session.on("Network.dataReceived", lambda data: received.append(data["dataLength"]))
@@ -66,7 +67,8 @@ def test_a_large_run_is_painted_and_followed_within_a_second_in_300_megabytes(pa
             received.clear()
             page.goto(url)
             page.locator("#version-map canvas").first.wait_for()
-            page.wait_for_function("() => model('versions')?.data.dw[0] > 4000")
+            page.wait_for_function("() => model('versions')?.data.contributors[0][0] > 0")
+            assert page.evaluate("model('versions').data.dw[0]") > 4000
             paints_ms.append(page.evaluate(_PAINTED))
         page_bytes = sum(received) - page.evaluate(
             "async () => (await (await fetch('/static/bokeh.min.js')).blob()).size"

@@ -16,7 +16,7 @@ MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/unit/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos alerts docs clean
+.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos alerts board docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment $(VENV) is made on the way:"
@@ -82,6 +82,9 @@ protos: $(READY) ## write the stubs beside the .proto files
 
 alerts: $(READY) ## write docker/alerts.yml from the table of alert rules
 	@$(BIN)/python .ci/generate_alerts.py
+
+board: $(READY) ## write docker/grafana/skerry.json from the metrics of syncers and learners
+	@$(BIN)/python .ci/generate_board.py
 
 docs: $(SITE)/.ready ## build the documents as a site and check its links; it goes to build/site/html
 	@echo "docs: building build/site/html"

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from skerry import ArrayLearner, SkerryError
+from skerry import ArrayLearner, SkerryError, Stats
 
 _COUNTERS: Final = ("bytes_", "parameters_", "deltas_", "causes")  # what their names start with
 # The label that tells the samples of a field apart, besides run and learner.
@@ -23,10 +23,10 @@ class LearnerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yields every metric as it is now; those that are not known, or not the case, have no sample."""
-        for name, value in vars(self._learner.stats).items():
-            labels = (*self._labels, *filter(None, [_LABELS.get(name)]))
-            kind = CounterMetricFamily if name.startswith(_COUNTERS) else GaugeMetricFamily
+        stats = self._learner.stats
+        for name, kind, labels in metric_families(stats):
             metric = kind(f"skerry_learner_{name}", f"{name} of skerry.Stats.", labels=labels)
+            value = getattr(stats, name)
             samples = value if isinstance(value, Mapping) else {"": value}
             if isinstance(value, SkerryError):
                 samples = {value.reason: True}
@@ -34,3 +34,12 @@ class LearnerMetrics:
                 if number is not None:
                     metric.add_metric((*self._labels.values(), key)[: len(labels)], number)
             yield metric
+
+
+def metric_families(
+    stats: Stats,
+) -> Iterator[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], tuple[str, ...]]]:
+    """Yields each field's name, and the type and the labels of its metric."""
+    for name in vars(stats):
+        kind = CounterMetricFamily if name.startswith(_COUNTERS) else GaugeMetricFamily
+        yield name, kind, ("run", "learner", *filter(None, [_LABELS.get(name)]))

@@ -20,7 +20,8 @@ from skerry.cli.main import cli
 from tests.support.syncer_thread import syncer
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docker" / "README.md"]
+FOLDERS = [ROOT, ROOT / "docs", ROOT / "docs" / "operating"]
+DOCUMENTS = [*(path for folder in FOLDERS for path in folder.glob("*.md")), ROOT / "docker" / "README.md"]
 
 
 def command_lines(word: str) -> list[str]:

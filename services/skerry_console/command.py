@@ -74,6 +74,7 @@ a proxy before it that knows who may see the runs.
     "--host",
     "hosts",
     multiple=True,
+    type=Parsed("host", lambda text: server_address(f"{text}:0").host),
     metavar="NAME",
     help="A name or address by which browsers call it; repeated for each.  [default: on loopback localhost, else any]",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from skerry.runtime.options import OUTPUT_FOLDER, Count
+from skerry.runtime.options import OUTPUT_FOLDER, Count, Parsed
 from skerry.wire.identity import Role
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ _SERVER_HELP: Final = (
     "Make a certificate for a server with these names or IP addresses, to which localhost is added. May be repeated."
 )
 _LEARNER_HELP: Final = "Make a client certificate for a learner, of one run or of any. May be repeated."
+
+
+def _organisation(text: str) -> str:
+    if not (text.strip() and text.isprintable() and len(text) <= 64):
+        raise ValueError(f"an organisation is 1 to 64 printable characters. organisation={text[:80]!r}")
+    return text
 
 
 @click.command(
@@ -36,7 +42,12 @@ Examples:
 @click.option(
     "--admin", "admins", multiple=True, metavar="NAME", help="Make a client certificate for an administrator."
 )
-@click.option("--organisation", default="", metavar="NAME", help="Name the clients' organisation, as their O.")
+@click.option(
+    "--organisation",
+    type=Parsed("organisation", _organisation),
+    metavar="NAME",
+    help="Name the clients' organisation, as their O.",
+)
 @click.option("--days", type=Count(1, 3650), default=365, help="How long the certificates are valid.")
 @click.option("--renew", is_flag=True, help="Replace certificates, and their keys, that are there already.")
 def keys(
@@ -46,7 +57,7 @@ def keys(
     learners: tuple[str, ...],
     readers: tuple[str, ...],
     admins: tuple[str, ...],
-    organisation: str,
+    organisation: str | None,
     days: int,
     renew: bool,
 ) -> None:
@@ -63,7 +74,7 @@ def keys(
     try:
         clients = {Role.LEARNER: learners, Role.READER: readers, Role.ADMIN: admins}
         wanted = [*map(server, servers)]
-        wanted += [client(role, name, organisation) for role, names in clients.items() for name in names]
+        wanted += [client(role, name, organisation or "") for role, names in clients.items() for name in names]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     files = ["ca", *(certificate.name for certificate in wanted)]

@@ -22,7 +22,11 @@ _ADDRESSES: Final = ("127.0.0.1", "127.0.0.1:-1", "::1:443", ":443", "a:1,,b:1")
 _ASSIGNMENTS: Final = ("inner_step_count=nan", "inner_step_count=-1", "=", "lease_term=inf", "merge=x")
 _NUMBERS: Final = ("", " ", "x", "-1", "nan", "inf", "-inf", "1e400", "9" * 30, "1e300", "0x10", "1 2")
 # Texts that are right for an option of this name, though no name or address.
-_RIGHT: Final = {"--store": {"ü"}, "--webhook": {"http://127.0.0.1:1"}}
+_RIGHT: Final = {
+    "--store": {"ü"},
+    "--webhook": {"http://127.0.0.1:1"},
+    "--organisation": {text for text in _WORDS if text.strip() and text.isprintable() and len(text) <= 64},
+}
 
 
 def wrong_values(param: click.Parameter, folder: Path) -> Iterable[str]:

@@ -69,7 +69,7 @@ def _defect(mix: str, seed: int, rule: str, *, is_quick: bool = False) -> Callab
     return keep
 
 
-@_defect("ejections", 0, "an ejected learner takes no part", is_quick=True)
+@_defect("ejections", 0, "an ejected learner takes no part")
 def _ejections_expire_deltas_and_refuse_nothing(patch: pytest.MonkeyPatch) -> None:
     """The fold forgets to look whether a learner is ejected."""
     patch.setattr(fold, "check_ejected", lambda *_: None)
@@ -89,7 +89,7 @@ def _resends_with_a_new_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FragmentExchange, "_push", renamed)
 
 
-@_defect("proxies", 0, "every inner step is merged at most once", is_quick=True)
+@_defect("proxies", 0, "every inner step is merged at most once")
 def _takes_any_refusal_for_the_syncers(patch: pytest.MonkeyPatch) -> None:
     """Whoever refuses a push, the client takes the delta for one that is never accepted, and sends its work again."""
 
@@ -110,7 +110,7 @@ def _accepts_a_repeated_base(patch: pytest.MonkeyPatch) -> None:
     _resends_with_a_new_id(patch)
 
 
-@_defect("sleepers", 1, "no delta of a fenced session is accepted", is_quick=True)
+@_defect("sleepers", 1, "no delta of a fenced session is accepted")
 def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     """The fold takes deltas of every session, fenced or not, and the client does not stop when it is fenced."""
     _, apply = fold.RULES[SessionItem]
@@ -298,7 +298,7 @@ def _trusts_what_it_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Blobs, "read_checked", Blobs.read)
 
 
-@_defect("retention", 0, "no collection takes what a replica that catches up needs", is_quick=True)
+@_defect("retention", 0, "no collection takes what a replica that catches up needs")
 def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     """A collection takes the newest version for all that there is to know, and not what rebuilding it begins from."""
 
@@ -320,7 +320,7 @@ def _does_not_wait_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FragmentExchange, "wait_behind", lambda *_: None)
 
 
-@_defect("replicas", 0, "nothing fails by a defect", is_quick=True)
+@_defect("replicas", 0, "nothing fails by a defect")
 def _waits_for_who_hangs(patch: pytest.MonkeyPatch) -> None:
     """A client watches no replica's life, and waits until the connection breaks."""
     patch.setattr(Vigil, "begin", lambda _: None)

@@ -37,6 +37,7 @@ def test_what_was_collected_goes_unread() -> None:
     assert asyncio.run(audit(replace(evidence, deleted={}))) == []
 
 
+@pytest.mark.long
 def test_the_auditor_finds_a_part_that_was_lost() -> None:
     evidence = live(1, MIXES["restarts"])
     parts = tuple(_parts(evidence))

@@ -119,6 +119,7 @@ async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_
     assert "[SESSION_FENCED]\nnext: give each learner a --learner-id of its own" in rest
 
 
+@pytest.mark.long
 async def test_a_run_that_a_full_store_can_not_take_is_refused_at_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         async with serve_process(f"file://{disk}/store", tmp_path) as server:
@@ -186,6 +187,7 @@ def test_bad_input_is_refused_with_what_to_do_next(tmp_path: Path, arguments: li
     assert "Traceback" not in result.output
 
 
+@pytest.mark.long
 async def test_a_disk_that_runs_full_stops_no_training_and_tears_no_line(tmp_path: Path) -> None:
     words = (*_ALONE, "--steps", "150", "--checkpoint-every", "50", "--work-dir", tmp_path)
     small_files = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))"

@@ -24,11 +24,12 @@ from tests.support.quadratic import QUICK, Quadratic, train_until
 
 # Each step adds 1 to an array, and plain averaging of float32 brings all of it into the run. A line follows each step.
 _LEARNER = """
-import os, sys, time
+import os, signal, sys, time
 import numpy as np
 from skerry import ArrayLearner, MergeRule, OuterOptimizer, OuterSchedule, Policy
 from skerry.wire import Codec, Encoding
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 outer = OuterOptimizer(learning_rate=1.0, momentum=0.0, schedule=OuterSchedule.CONSTANT)
 exact = Encoding(codec=Codec.FLOAT32)
 policy = Policy(

@@ -240,7 +240,7 @@ def _changes_an_old_policy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunLog, "append_made", append_at_once)
 
 
-@_defect("learners", 0, "no learner is stopped without cause")
+@_defect("learners", 0, "nothing fails by a defect")
 def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     """A session that never was can't take over a learner that has one."""
     attach = RunReplica.attach

@@ -44,7 +44,8 @@ _REPORTED_COUNT: Final = 1_000
 _ADOPTED_COUNT: Final = 300  # newest versions of which the time is known at which a learner told of them
 _NAMED_COUNT: Final = 5  # of many learners, the text of an event names those with most weight
 _RATE_SPAN_S: Final = 300.0  # of tokens a second
-_LEAST_ROUND_S: Final = 2.5  # rounds that are shorter are missed and met faster than a person reads of it
+# Shorter rounds count as this long, so that no alert comes and goes faster than a person can read it.
+_LEAST_ROUND_S: Final = 2.5
 _SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
 
 

@@ -28,7 +28,7 @@ demo: $(READY) ## train one model on three learners while one of them and the sy
 
 test: $(READY) ## run the default suite (5 minutes on 2 cores)
 	@echo "test: the suite without its long and its end-to-end part"
-	@$(BIN)/python -m pytest -m "not e2e and not long" -rs -n 4 --dist worksteal $(ARGS)  # half of the time they wait
+	@$(BIN)/python -m pytest -m "not e2e and not long" -rs -n 3 --dist worksteal $(ARGS)  # a third of the time they wait
 
 test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (5 minutes)
 	@echo "test-long: tests that take too long for the default suite"

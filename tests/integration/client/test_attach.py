@@ -205,7 +205,7 @@ if sys.argv[2] == "leave":
 """
 
 
-@pytest.mark.parametrize("ending", ["leave", "forget"])
+@pytest.mark.parametrize("ending", [pytest.param("leave", marks=pytest.mark.long), "forget"])
 def test_a_process_that_forgets_to_leave_is_told_what_it_lost(target: str, ending: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORGETFUL, target, ending], capture_output=True, text=True, check=True, timeout=120

@@ -203,6 +203,7 @@ def train(loader):
 """
 
 
+@pytest.mark.long
 def test_a_loader_with_workers_is_iterated_in_every_epoch(target: str, tmp_path: Path) -> None:
     program = """
 with attach(model, optimizer, tokens_per_step=4, **run) as learner:
@@ -217,6 +218,7 @@ with attach(model, optimizer, tokens_per_step=4, **run) as learner:
     assert _merged(target, (1, 4), "weight") == 32
 
 
+@pytest.mark.long
 def test_a_signal_to_the_whole_group_costs_no_step_though_it_ends_the_loaders_workers(
     target: str, tmp_path: Path
 ) -> None:

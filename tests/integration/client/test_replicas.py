@@ -157,6 +157,7 @@ class Trainer:
         return self.learner.stats.step_count
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_killing_either_replica_under_load_costs_no_learner_a_step(replicas: Replicas) -> None:
     learners = {name: Trainer(replicas.target, name, seed) for seed, name in enumerate(("us", "eu", "ap", "sa"))}

@@ -82,7 +82,7 @@ def test_the_default_type_and_device_of_the_process_do_not_matter(target: str) -
     assert learner.failure is None
 
 
-@pytest.mark.parametrize("has_left", [False, True])
+@pytest.mark.parametrize("has_left", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_saved_module_and_optimizer_load_without_skerry(target: str, tmp_path: Path, has_left: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     hooks = [dict(vars(module)) for module in model.modules()]

@@ -63,6 +63,7 @@ def test_a_slower_learner_ends_with_the_others_at_the_rate_of_the_end(target: st
     assert merged_learners(target, "schedule") == {"us", "eu"}
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_where_it_was(target: str, tmp_path: Path) -> None:
     import torch
 

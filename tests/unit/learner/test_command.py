@@ -107,6 +107,7 @@ async def test_the_run_that_it_creates_is_planned_for_as_many_learners_as_shards
     assert policy.inner_step_count == stated.get("inner_step_count", 24)
 
 
+@pytest.mark.long
 async def test_a_learner_that_lost_its_place_to_another_process_exits_with_what_to_do(tmp_path: Path) -> None:
     async with serve_process("memory://", tmp_path) as server:
         words = (*_SMALL, "fit", "--learner-id", "us", "--target", address(server))

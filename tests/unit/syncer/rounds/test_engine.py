@@ -101,6 +101,7 @@ def test_a_short_delta_of_a_learner_that_flushes_opens_a_round_only_if_it_keeps_
     assert is_closed(world, "eu", step_count=9, is_flushing=True)
 
 
+@pytest.mark.long
 def test_a_set_whose_commit_would_not_fit_one_entry_is_merged_in_several_rounds() -> None:
     learners = [f"l{index:02}" for index in range(16)]
     world = RoundWorld(*learners, tensor_count=MAX_TENSOR_COUNT)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -363,4 +364,4 @@ LogMachine.TestCase.settings = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestTheLogStaysTheTruthWhateverTheStoreDoes = LogMachine.TestCase
+TestTheLogStaysTheTruthWhateverTheStoreDoes = pytest.mark.long(LogMachine.TestCase)

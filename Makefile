@@ -100,7 +100,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV) (minutes the first time, torch is large)"
 	@test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && touch $(VENV)/.skerry-begun; } || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[torch,console,gcs]' --group dev
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[torch,console,gcs,otel]' --group dev
 	@mkdir -p build
 	@touch $@
 

@@ -44,7 +44,7 @@ def lock() -> int:
         build = Path(folder) / "build.in"
         build.write_text("\n".join(_pyproject()["build-system"]["requires"]), encoding="utf-8")
         project = ROOT / "pyproject.toml"
-        syncer = ["--extra", "gcs", project]
+        syncer = ["--extra", "gcs", "--extra", "otel", project]
         for name, source in (("syncer", syncer), ("console", ["--extra", "console", *syncer]), ("build", [build])):
             words = ["--quiet", "--universal", "--generate-hashes", "--no-annotate", "--no-header"]
             words += ["--python-version", "3.11", "--constraint", "constraints.txt", "--output-file", _LOCKS[name]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def _attached(stack: ExitStack, trainer: Trainer, policy: Policy) -> Learner:
     """Returns a learner that is attached to its run until the stack is left, as its metrics are served."""
     from skerry import Learner
     from skerry.runtime.exposition import exposed
+    from skerry.runtime.otlp import exported, otlp_settings
     from skerry_learner.exposition import LearnerMetrics
 
     settings = trainer.settings
@@ -145,8 +147,9 @@ def _attached(stack: ExitStack, trainer: Trainer, policy: Policy) -> Learner:
         )
     )
     learner.count_from(trainer.position.step, trainer.position.tokens)
+    metrics = LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id)
+    stack.enter_context(exported(metrics, otlp_settings(os.environ), service="skerry-learner"))
     if settings.metrics is not None:
-        metrics = LearnerMetrics(learner, run=settings.run, learner_id=settings.learner_id)
         try:
             click.echo(f"metrics at {stack.enter_context(exposed(metrics, settings.metrics))}")
         except OSError as error:

@@ -22,6 +22,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.files import replacing
 from skerry.runtime.logs import get_logger, log_to_stderr
 from skerry.runtime.options import ADDRESS, OUTPUT_FILE, OUTPUT_FOLDER, Count, Number
+from skerry.runtime.otlp import otlp_settings
 from skerry.runtime.redaction import redacted
 from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.server import ServerSettings, SyncerServer, serving
@@ -165,6 +166,7 @@ def serve(
         has_open_health=not no_open_health,
         has_reflection=not no_reflection,
         metrics=metrics,
+        otlp=otlp_settings(os.environ),
         drain_grace_s=drain_grace,
         worker_count=workers or max(2, os.cpu_count() or 2),
         scratch_directory=scratch or Path(tempfile.gettempdir()),

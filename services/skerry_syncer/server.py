@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -21,6 +21,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.exposition import exposed
 from skerry.runtime.identifiers import Entropy, SystemEntropy
 from skerry.runtime.logs import get_logger
+from skerry.runtime.otlp import OtlpSettings, exported
 from skerry.runtime.workers import ThreadWorkers
 from skerry.v1 import capabilities_pb2, capabilities_pb2_grpc, exchange_pb2, exchange_pb2_grpc, runs_pb2, runs_pb2_grpc
 from skerry_syncer.access.certificates import server_credentials
@@ -41,6 +42,7 @@ from skerry_syncer.store.store import Store
 from skerry_syncer.store.versions.scratch import Scratch, memory_share_bytes
 
 _LOG: Final = get_logger(__name__)
+T = TypeVar("T")
 # Time that calls in flight have at least to end, however much of the grace the merges used.
 _LEAST_STOP_S: Final = 0.2
 _STORE_RETRIES: Final = RetrySettings(attempt_count=None, first_wait_s=0.5, longest_wait_s=10.0)
@@ -92,6 +94,7 @@ class ServerSettings:
     has_open_health: bool = True  # clients without an identity get answers of health; else only with roles
     has_reflection: bool = True
     metrics: str | None = None  # where Prometheus asks, likewise; None: nowhere
+    otlp: OtlpSettings | None = None  # how metrics are sent to an OpenTelemetry collector; None: not at all
     drain_grace_s: float = 20.0
     worker_count: int = 2
     scratch_directory: Path | None = None  # None: in memory
@@ -171,17 +174,28 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     except RuntimeError as error:
         raise OSError(f"can't listen on the address. listen={settings.listen}") from error
     try:
-        exposing = exposed(OnLoop(metrics.registry), settings.metrics) if settings.metrics else nullcontext("")
-        async with running(metrics.watch_lag()), host.serving():
-            with exposing as metrics_url:
-                await server.start()
-                try:
-                    yield SyncerServer(port, metrics_url, host, server, servicer)
-                finally:
-                    await server.stop(None)
+        on_loop = OnLoop(metrics.registry)
+        exposing = exposed(on_loop, settings.metrics) if settings.metrics else nullcontext("")
+        exporting = exported(on_loop, settings.otlp, service="skerry")
+        async with running(metrics.watch_lag()), host.serving(), _beside(exporting), _beside(exposing) as metrics_url:
+            await server.start()
+            try:
+                yield SyncerServer(port, metrics_url, host, server, servicer)
+            finally:
+                await server.stop(None)
     finally:
         await store.close()
         await asyncio.to_thread(workers.close)
+
+
+@asynccontextmanager
+async def _beside(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enters and leaves a context on a thread, where it may wait for what the loop has to do."""
+    value = await asyncio.to_thread(context.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def _wait_for(objects: Objects, entropy: Entropy) -> None:

@@ -57,7 +57,7 @@ def provide_wheels(engine: Engine) -> Mapping[str, str]:
             run(
                 [
                     sys.executable, "-m", "pip", "--quiet", "wheel", "--wheel-dir", wheels,
-                    "--constraint", ROOT / "constraints.txt", f"{ROOT}[torch,console,gcs]", "hatchling>=1.27",
+                    "--constraint", ROOT / "constraints.txt", f"{ROOT}[torch,console,gcs,otel]", "hatchling>=1.27",
                 ],
                 timeout_s=400,
             )  # fmt: skip

@@ -45,7 +45,7 @@ TIMEKEEPER: Final = "us-east"  # its steps decide when things happen; it is fast
 KILLED: Final = "eu-west"
 COLOURS: Final = {"us-east": "#1c7ed6", "eu-west": "#0ca678", "ap-south": "#f08c00", "syncer": "#fa5252"}
 MERGED_COLOUR: Final = "#c2255c"
-EVALUATION: Final = ("--model", MODEL, "--batch", str(BATCH_SIZE), "--eval-windows", "128", "--device", "cpu")
+EVALUATION: Final = ("--batch", str(BATCH_SIZE), "--eval-windows", "128", "--device", "cpu")
 TIMEOUT_S: Final = 120.0
 
 
@@ -270,7 +270,20 @@ class Demo:
         # The single learner reads all of the data, so that its shard is no handicap.
         shard = f"{list(SLOWDOWNS).index(name) + 1}/{len(SLOWDOWNS)}" if name in SLOWDOWNS else "1/1"
         return [
-            *("learn", *EVALUATION, "--learner-id", name, "--shard", shard, "--seed", "0", "--threads", "1"),
+            *(
+                "learn",
+                "--model",
+                MODEL,
+                *EVALUATION,
+                "--learner-id",
+                name,
+                "--shard",
+                shard,
+                "--seed",
+                "0",
+                "--threads",
+                "1",
+            ),
             *("--steps", str(step_count), "--horizon", str(self._step_count), "--learning-rate", "3e-3"),
             *("--warmup", "50", "--checkpoint-every", "50"),
             *("--eval-every", str(round(40 / SLOWDOWNS.get(name, 1.0)))),

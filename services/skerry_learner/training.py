@@ -11,15 +11,15 @@ import torch
 from skerry import Learner, SkerryError
 from skerry.runtime.clock import ThreadClock
 from skerry.runtime.logs import get_logger
-from skerry_learner.batches import BatchSampler, held_out_batches
+from skerry_learner.batches import Batch, BatchSampler, held_out_batches
 from skerry_learner.checkpoint import TrainingPosition, load_checkpoint, save_checkpoint
-from skerry_learner.corpus import load_corpus
+from skerry_learner.corpus import Corpus, load_corpus
 from skerry_learner.errors import LearnerInputError
 from skerry_learner.inner_training import evaluate, inner_step, make_optimizer
 from skerry_learner.metrics import MetricsFile
 from skerry_learner.model import Gpt
 from skerry_learner.schedule import learning_rate, run_position
-from skerry_learner.settings import LearnSettings
+from skerry_learner.settings import LearnSettings, ModelConfig
 
 _log = get_logger(__name__)
 
@@ -43,6 +43,20 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def load_data(settings: LearnSettings, config: ModelConfig) -> tuple[Corpus, list[Batch], torch.device]:
+    """Returns the data, the held-out batches of a model of this shape on their device, and the device.
+
+    Raises:
+        LearnerInputError: the data can't be read or is too short, or there is no such device.
+    """
+    limit_bytes = None if settings.data_limit_mb is None else int(settings.data_limit_mb * 1e6)
+    corpus = load_corpus(settings.source, shard=settings.shard or (1, 1), size_limit_bytes=limit_bytes)
+    window_count = settings.held_out_window_count
+    batches = held_out_batches(corpus.held_out, config, batch_size=settings.batch_size, window_count=window_count)
+    device = choose_device(settings.device)
+    return corpus, [batch.to(device) for batch in batches], device
+
+
 class Trainer:
     """A learner's model, data and optimizer, resumed from its local checkpoint where there is one, and its loop.
 
@@ -52,21 +66,15 @@ class Trainer:
 
     def __init__(self, settings: LearnSettings, *, clock: ThreadClock) -> None:
         self.settings = settings
-        config, batch_size, limit_mb = settings.model, settings.batch_size, settings.data_limit_mb
-        limit_bytes = None if limit_mb is None else int(limit_mb * 1e6)
-        corpus = load_corpus(settings.source, shard=settings.shard or (1, 1), size_limit_bytes=limit_bytes)
-        held_out = held_out_batches(
-            corpus.held_out, config, batch_size=batch_size, window_count=settings.held_out_window_count
-        )
-        self._device = choose_device(settings.device)
-        self._held_out = [batch.to(self._device) for batch in held_out]
+        config = settings.model
+        corpus, self._held_out, self._device = load_data(settings, config)
         torch.manual_seed(settings.seed)
         self.model = Gpt(config).to(self._device)
         self._optimizer = make_optimizer(self.model, settings.optimizer, weight_decay=settings.weight_decay)
         position = load_checkpoint(settings.checkpoint_path, model=self.model, optimizer=self._optimizer)
         self.position = replace(position, learner=position.learner or settings.learner_id)
         self._sampler = BatchSampler(
-            corpus.train, config, batch_size=batch_size, seed=settings.seed, learner=self.position.learner
+            corpus.train, config, batch_size=settings.batch_size, seed=settings.seed, learner=self.position.learner
         )
         self._clock = clock
         self._last_line: dict[str, Any] = {}  # of the metrics

@@ -13,7 +13,8 @@ from skerry_learner.command import learn
 from skerry_learner.judge import judge
 from tests.support.syncer_thread import syncer
 
-_SMALL = ("--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
+_SMALL = ("--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
+_MODEL = ("--model", "nano", "--vocabulary", "300", "--untied")
 
 
 def judged(target: str, *words: str) -> Result:
@@ -23,7 +24,7 @@ def judged(target: str, *words: str) -> Result:
 def test_a_closed_run_is_judged_once_and_its_learners_agree(tmp_path: Path) -> None:
     with syncer() as target, RunsClient(target) as client:
         words = ("--steps", "30", "--inner-steps", "5", "--eval-every", "1", "--work-dir", str(tmp_path))
-        assert CliRunner().invoke(learn, ["demo", "--target", target, *_SMALL, *words]).exit_code == 0
+        assert CliRunner().invoke(learn, ["demo", "--target", target, *_MODEL, *_SMALL, *words]).exit_code == 0
         client.close_run("demo")
         result = judged(target, "--name", "eval")
         assert result.exit_code == 0, result.output
@@ -32,12 +33,12 @@ def test_a_closed_run_is_judged_once_and_its_learners_agree(tmp_path: Path) -> N
         assert re.fullmatch(rf"position {report.position}: held_out_loss {loss:.4f}\n", result.output)
         assert report.judge == "eval"
         assert report.run_step_count > 0
-        assert 1 < loss < 5.5, "nats a byte, below those of bytes that are all as likely"
+        assert 1 < loss < 5.7, "nats a byte, below those of bytes that are all as likely"
 
 
-def test_a_run_of_another_model_is_refused_with_what_to_pass() -> None:
+def test_a_run_of_another_model_is_refused() -> None:
     with syncer() as target, RunsClient(target) as client:
         client.create_run("demo", {"weight": np.ones(4, np.float32)})
         result = judged(target)
-        assert (result.exit_code, "Pass the learners' --model" in result.output) == (1, True)
+        assert (result.exit_code, "not one of the reference model" in result.output) == (1, True)
         assert not client.get_run("demo").reports

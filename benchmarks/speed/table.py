@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 from benchmarks.report import Row
 from benchmarks.speed.measuring import Size
-from skerry.planning import figures
+from skerry.planning.figures import Figures
+from skerry.wire.codecs import Codec
 
 TABLES: Final = {
     "codec": "one core: quantise, decode, encode",
@@ -27,6 +29,7 @@ TABLES: Final = {
 COMMITTED: Final = Path(__file__).parent / "results" / "rows.json"
 # What `skerry plan` reads, which is installed with it.
 FIGURES: Final = Path(str(files("skerry.planning"))) / "figures.json"
+_WIRE: Final = "bytes on the wire, both ways"
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "speed.png"
 
 
@@ -99,15 +102,44 @@ def write(path: Path, tables: Mapping[str, list[Row]]) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def planned(tables: Mapping[str, list[Row]]) -> figures.Tables:
-    """Returns the rows that `skerry plan` reads, in its form: values by table, case and metric."""
-    shown: figures.Tables = {}
-    for table in figures.TABLES:
-        for row in tables[table]:
-            shown.setdefault(table, {}).setdefault(row.case, {})[row.metric] = row.value
-    return shown
+def planned(tables: Mapping[str, list[Row]]) -> dict[str, Figures]:
+    """Returns what `skerry plan` reads, by codec."""
+    values = {(table, row.case, row.metric): row.value for table in tables for row in tables[table]}
+    rest = next(row.case for row in tables["trainer"])
+    step_numel = 1e6 * _number("parameters", rest) / _number("fragments", rest)
+    memory = [
+        (_number("learners", row.case), 4e6 * _number("parameters", row.case), 1e6 * row.value)
+        for row in tables["memory"]
+    ]
+    sizes = sorted((size, memory_bytes) for count, size, memory_bytes in memory if count == 2)
+    most_count, size, most_bytes = max(memory)
+    figures = {}
+    for codec in Codec:
+        pair = next(row.case for row in tables["synchronisation"] if f", {codec} both" in row.case)
+        numel = 1e6 * _number("parameters", pair)
+        figures[str(codec)] = Figures(
+            bits=8e6 * values["synchronisation", pair, _WIRE] / (2 * _number("learners", pair) * numel),
+            learner_cpu_s=1e-9 * values["synchronisation", pair, "CPU of a learner, a parameter"],
+            syncer_cpu_s=1e-9 * values["synchronisation", pair, "CPU of the syncer, a contributed parameter"],
+            learner_memory=values["trainer", rest, "peak memory beyond training / float32 size"],
+            step_s=1e-3 * values["trainer", rest, "time in step(), median / step"] / step_numel,
+            put_count=values["trainer", rest, "requests that write, a version of a fragment"],
+            get_count=values["trainer", rest, "requests that read, a version of a fragment"],
+            log_bytes=values["trainer", rest, "bytes of the log, a version of a fragment"],
+            syncer_bytes=tuple(sizes),
+            syncer_learner_bytes=(most_bytes - dict(sizes)[size]) / (most_count - 2),
+        )
+    return figures
+
+
+def _number(unit: str, case: str) -> float:
+    """Returns the number before a word in a case's name: of "2 learners, 50.3M parameters" that of learners is 2."""
+    match = re.search(rf"([\d.]+)M? {unit}", case)
+    assert match is not None, "cases are named so"
+    return float(match[1])
 
 
 def write_figures(tables: Mapping[str, list[Row]]) -> None:
     """Writes FIGURES anew."""
-    FIGURES.write_text(json.dumps(planned(tables), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    figures = {codec: asdict(each) for codec, each in planned(tables).items()}
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

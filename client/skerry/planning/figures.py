@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
-from typing import Final
+
+import msgspec
 
 from skerry.wire.codecs import Codec
-
-# By table of the benchmark, case and metric.
-Tables = dict[str, dict[str, dict[str, float]]]
-TABLES: Final = ("synchronisation", "trainer", "memory")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one parameter or one version costs, with one codec both ways."""
+    """What one parameter or one version costs, with one codec both ways.
+
+    Memory, `step()`, the log and requests are those of the default, int4.
+    """
 
     bits: float  # of a parameter, each way
     learner_cpu_s: float  # of a parameter, for each synchronisation
@@ -40,36 +38,7 @@ class Figures:
         return memory_bytes + max(0, learner_count - 2) * self.syncer_learner_bytes
 
 
-def measured(codec: Codec, tables: Tables | None = None) -> Figures:
-    """Returns the figures of a codec; memory, `step()` and requests are those of the default, int4."""
-    tables = tables or json.loads(files(__package__).joinpath("figures.json").read_text(encoding="utf-8"))
-    case, pair = next((case, row) for case, row in tables["synchronisation"].items() if f", {codec} both" in case)
-    learners, numel = _number("learners", case), 1e6 * _number("parameters", case)
-    ((rest, trainer),) = tables["trainer"].items()
-    step_numel = 1e6 * _number("parameters", rest) / _number("fragments", rest)
-    memory = [
-        (_number("learners", case), 4e6 * _number("parameters", case), 1e6 * next(iter(row.values())))
-        for case, row in tables["memory"].items()
-    ]
-    sizes = sorted((size, memory_bytes) for count, size, memory_bytes in memory if count == 2)
-    most = max(memory)
-    least_bytes = next(memory_bytes for size, memory_bytes in sizes if size == most[1])
-    return Figures(
-        bits=8e6 * pair["bytes on the wire, both ways"] / (2 * learners * numel),
-        learner_cpu_s=1e-9 * pair["CPU of a learner, a parameter"],
-        syncer_cpu_s=1e-9 * pair["CPU of the syncer, a contributed parameter"],
-        learner_memory=trainer["peak memory beyond training / float32 size"],
-        step_s=1e-3 * trainer["time in step(), median / step"] / step_numel,
-        put_count=trainer["requests that write, a version of a fragment"],
-        get_count=trainer["requests that read, a version of a fragment"],
-        log_bytes=trainer["bytes of the log, a version of a fragment"],
-        syncer_bytes=tuple(sizes),
-        syncer_learner_bytes=(most[2] - least_bytes) / (most[0] - 2),
-    )
-
-
-def _number(unit: str, case: str) -> float:
-    """Returns the number before a word in a case's name: of "2 learners, 50.3M parameters" that of learners is 2."""
-    match = re.search(rf"([\d.]+)M? {unit}", case)
-    assert match is not None, "benchmarks name their cases so"
-    return float(match[1])
+def measured(codec: Codec) -> Figures:
+    """Returns the figures of a codec."""
+    content = files(__package__).joinpath("figures.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[Codec, Figures])[codec]

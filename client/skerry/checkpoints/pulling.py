@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from skerry.checkpoints.deltas import apply, checksum
-from skerry.checkpoints.folders import read_metadata, version_folder
+from skerry.checkpoints.folders import INDEX, read_metadata, version_folder
 from skerry.errors import SkerryError
 from skerry.exchange.adopt import corrupt
 from skerry.runtime.addresses import Address
@@ -85,7 +85,7 @@ def _copy(local: Path, folder: Path) -> None:
 
 
 def _apply(local: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Changes the tensors of a delta in place."""
+    """Changes the tensors of a delta in place, and has the index say whose they are."""
     tensors, changed = _tensors(local), _tensors(folder)
     for name, delta in changed.items():
         tensor = tensors[name]
@@ -93,6 +93,11 @@ def _apply(local: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
         apply(data, delta.data().data, metadata["delta_encoding"])
         data.flush()
     _check(metadata, {name: tensors[name] for name in changed})
+    if (local / INDEX).exists():
+        index = json.loads((local / INDEX).read_bytes())
+        index["metadata"] |= {key: value for key, value in metadata.items() if key in index["metadata"]}
+        with replacing(local / INDEX) as file:
+            file.write(json.dumps(index).encode())
 
 
 def _check(metadata: Mapping[str, Any], tensors: Mapping[str, FileTensor]) -> None:

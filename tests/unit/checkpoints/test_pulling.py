@@ -53,6 +53,9 @@ def test_late_lagging_and_steady_checkpoints_have_the_same_bytes(source: Path, t
     for number in range(1, 7):
         pull_weights(steady, source, number)
         assert weights(steady) == expected(source, number)
+        shown, published = read_metadata(steady), read_metadata(version_folder(source, number))
+        assert all(shown[key] == published[key] for key in ("version", "position", "versions", "checksums"))
+        assert "base_version" not in shown, "it is whole"
     pull_weights(lagging, source, 6)
     assert weights(lagging) == weights(steady)
     pull_weights(lagging, source, 2)

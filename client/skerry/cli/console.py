@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -14,6 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The width of tables in a pipe or a file; every table here fits.
 _PIPE_WIDTH: Final = 160
@@ -41,6 +45,18 @@ def table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
     for row in rows:
         shown.add_row(*row.values())
     return shown
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes the file of `--plot`.
+
+    Raises:
+        click.BadParameter: it can't be written, or matplotlib does not know its kind.
+    """
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"can't be drawn. error={error}", param_hint="--plot") from error
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import islice, product, starmap
 from math import prod
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,13 +15,13 @@ from rich.text import Text
 
 from skerry import RunsClient
 from skerry.cli.connection import with_client
-from skerry.cli.console import as_json, console, count_text, json_line, rate_text, size_text, table
+from skerry.cli.console import as_json, console, count_text, json_line, rate_text, save_picture, size_text, table
 from skerry.cli.plan_picture import draw
 from skerry.cli.quantities import Fields, bits, field_values, named_fields, quantity
 from skerry.exchange.session import policy_of
 from skerry.model.fragment_plan import usual_fragment_count
 from skerry.planning.figures import measured
-from skerry.planning.formulas import UTILISATIONS, synchronous_bits_per_s, synchronous_utilisation
+from skerry.planning.formulas import UTILISATIONS, synchronous_bits_per_s, synchronous_name, synchronous_utilisation
 from skerry.planning.plan import LearnerPlan, Plan, Prices, Setting, Site, plan
 from skerry.runtime.options import OUTPUT_FILE, Parsed
 from skerry.wire.codecs import Codec
@@ -54,14 +54,14 @@ def _count(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class LiveRun:
-    """What a run measures of itself."""
+class Basis:
+    """What is planned from, as it is given or as a run measures itself; and H, P and codec where none are chosen."""
 
     parameters: float
     sites: Mapping[str, Site]
-    setting: Setting
+    defaults: tuple[tuple[int, ...], tuple[int, ...], tuple[Codec, ...]]
     policy: Policy
-    bits: tuple[float, float] | None  # of a parameter, up and down; None before the first versions
+    bits: tuple[float, float] | None = None  # of a parameter, up and down, with the codec of `defaults`
 
 
 @click.command(
@@ -155,86 +155,76 @@ def plan_command(
     """
     if (parameters is None) == (from_run is None):
         raise click.UsageError("give either --parameters and a --learner NAME:step=SECONDS, or --from-run RUN")
-    run = None if from_run is None else _live_run(client, from_run)
-    numel = run.parameters if run else parameters or 0.0
-    sites = dict(run.sites) if run else {}
+    if parameters is None:
+        basis = _measured_run(client, from_run or "")
+    else:
+        defaults = (_DEFAULT_H, (usual_fragment_count(int(parameters)),), (Codec.INT4,))
+        basis = Basis(parameters, {}, defaults, Policy())
+    sites = dict(basis.sites)
     for name, fields in learners:
         sites[name] = replace(sites.get(name, Site(name)), **fields)
     if not sites:
         raise click.UsageError("there is no learner: give --learner NAME:step=SECONDS")
     if unpaced := [site.name for site in sites.values() if not site.step_s]:
         raise click.UsageError(f"the time of a step is not known: give --learner {unpaced[0]}:step=SECONDS")
-    choices = product(
-        inner_step_counts or ((run.setting.inner_step_count,) if run else _DEFAULT_H),
-        fragment_counts or (run.setting.fragment_count if run else usual_fragment_count(int(numel)),),
-        codecs or (run.setting.codec if run else Codec.INT4,),
-    )
+    chosen = zip((inner_step_counts, fragment_counts, codecs), basis.defaults, strict=True)
     plans = [
         plan(
-            numel,
+            basis.parameters,
             tuple(sites.values()),
             setting,
             measured(setting.codec),
-            bits=run.bits if run and run.setting.codec is setting.codec else None,
+            bits=basis.bits if setting.codec in basis.defaults[2] else None,
             syncer=Site("syncer", **(syncer or {})),
             prices=Prices(**(prices or {})),
-            policy=run.policy if run else Policy(),
+            policy=basis.policy,
         )
-        for setting in (Setting(*choice) for choice in choices)
+        for setting in starmap(Setting, product(*(choices or default for choices, default in chosen)))
     ]
+    step_s = max(site.step_s for site in sites.values())
+    known = [site.bandwidth_bits_per_s for site in sites.values() if site.bandwidth_bits_per_s]
     references = [
-        _reference(numel, list(sites.values()), h)
+        _reference(basis.parameters, step_s, min(known, default=None), h)
         for h in (1, *sorted({each.setting.inner_step_count for each in plans}))
     ]
     if picture is not None:
-        try:
-            draw(numel, max(site.step_s for site in sites.values()), plans, picture)
-        except (OSError, ValueError) as error:
-            raise click.BadParameter(f"can't be drawn. error={error}", param_hint="--plot") from error
+        save_picture(draw(basis.parameters, step_s, plans), picture)
     if is_json:
-        click.echo(
-            json_line({"parameters": numel, "plans": [asdict(each) for each in plans], "synchronous": references})
-        )
+        click.echo(json_line({"parameters": basis.parameters, "plans": plans, "synchronous": references}))
         return
     _show(plans, references)
 
 
-def _live_run(client: RunsClient, name: str) -> LiveRun:
+def _measured_run(client: RunsClient, name: str) -> Basis:
     """Returns what a run measures, from its newest versions and its learners' reports."""
     answer = client.get_run(name)
     run, policy = answer.run, policy_of(answer.run.policy, Policy())
     numel = {tensor.name: prod(tensor.shape) for tensor in run.tensors}
     sizes = {fragment.name: sum(numel[tensor] for tensor in fragment.tensors) for fragment in run.fragments}
-    learners = [learner for learner in answer.learners if learner.is_live]
-    sites = {
-        learner.learner_id: Site(learner.learner_id, learner.report.step_time.ToNanoseconds() / 1e9)
-        for learner in learners
-    }
+    learners = {learner.learner_id: learner for learner in answer.learners if learner.is_live}
+    sites = {key: Site(key, learner.report.step_time.ToNanoseconds() / 1e9) for key, learner in learners.items()}
     updates = [
         (record.update_size_bytes, size)
         for fragment, size in sizes.items()
         for record in islice(client.list_versions(name, fragment), _VERSIONS)
         if record.update_size_bytes
     ]
-    deltas = sum(fate.delta_count for learner in learners for fate in learner.fates)
-    sent_bytes = sum(learner.report.sent_bytes for learner in learners)
+    deltas = sum(fate.delta_count for learner in learners.values() for fate in learner.fates)
+    sent_bytes = sum(learner.report.sent_bytes for learner in learners.values())
     total = float(sum(sizes.values()))
     bits = None
     if updates and deltas and sent_bytes:
         up = 8 * sent_bytes / (deltas * total / len(sizes))
         bits = (up, 8 * sum(size_bytes for size_bytes, _ in updates) / sum(size for _, size in updates))
-    setting = Setting(policy.inner_step_count, len(sizes), policy.delta_encoding.codec)
-    return LiveRun(total, sites, setting, policy, bits)
+    settings = (policy.inner_step_count,), (len(sizes),), (policy.delta_encoding.codec,)
+    return Basis(total, sites, settings, policy, bits)
 
 
-def _reference(parameters: float, sites: Sequence[Site], inner_step_count: int) -> dict[str, Any]:
-    """Returns what DiLoCo that waits, or data-parallel training (H = 1), does on the same links."""
-    step_s = max(site.step_s for site in sites)
-    known = [site.bandwidth_bits_per_s for site in sites if site.bandwidth_bits_per_s]
+def _reference(parameters: float, step_s: float, bits_per_s: float | None, inner_step_count: int) -> dict[str, Any]:
+    """Returns what training that waits needs, and what it does on such a link."""
     needed = {str(u): synchronous_bits_per_s(parameters, step_s, u, inner_step_count) for u in UTILISATIONS}
-    given = synchronous_utilisation(parameters, step_s, min(known), inner_step_count) if known else None
-    name = "data-parallel" if inner_step_count == 1 else f"DiLoCo H={inner_step_count}"
-    return {"name": name, "utilisation": given, "bits_per_s_by_utilisation": needed}
+    given = bits_per_s and synchronous_utilisation(parameters, step_s, bits_per_s, inner_step_count)
+    return {"name": synchronous_name(inner_step_count), "utilisation": given, "bits_per_s_by_utilisation": needed}
 
 
 def _show(plans: Sequence[Plan], references: Sequence[Mapping[str, Any]]) -> None:

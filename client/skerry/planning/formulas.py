@@ -19,6 +19,11 @@ UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 GRID_BITS_PER_S: Final = tuple(1e9 * 10 ** (-1 + 4 * point / 49) for point in range(50))
 
 
+def synchronous_name(inner_step_count: int) -> str:
+    """Returns what training that waits for the network is called."""
+    return "data-parallel" if inner_step_count == 1 else f"DiLoCo H={inner_step_count}"
+
+
 def synchronous_utilisation(parameters: float, step_s: float, bits_per_s: float, inner_step_count: int = 1) -> float:
     """Returns the share of time in which data-parallel training (H = 1) or DiLoCo computes."""
     N, C, W, H = parameters, step_s, bits_per_s, inner_step_count

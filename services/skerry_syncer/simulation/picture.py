@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skerry_syncer.simulation.history import History
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def draw(history: History, without: History | None, path: Path) -> None:
-    """Draws goodput, participation and staleness over time, and what the outages cost.
 
-    Raises:
-        OSError: the file can't be written.
-        ValueError: matplotlib does not know the kind of file.
-    """
+def draw(history: History, without: History | None) -> Figure:
+    """Draws goodput, participation and staleness over time, and what the outages cost."""
     from matplotlib.figure import Figure  # slow to load, and not everybody has it
 
     rows, calm = history.over_time(), without.over_time() if without else []
@@ -39,4 +37,4 @@ def draw(history: History, without: History | None, path: Path) -> None:
     panels["goodput"].set_ylim(0, 1.2)
     panels["goodput"].legend(fontsize="small", loc="lower right")
     panels["staleness"].set_xlabel("hours; shaded: an outage")
-    figure.savefig(path, dpi=150)
+    return figure

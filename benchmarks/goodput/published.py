@@ -1,9 +1,11 @@
 """The tables that Decoupled DiLoCo states, each beside what the simulator says.
 
 The paper's goodput is the share of the allocated time that goes into steps, which is called training here. A job alone
-has no rounds, and a failure costs it a constant time in which others cost nothing: training = m / (m + loss), m being
-the mean time between its failures. Learners are elastic jobs in a run. In the paper a quorum of all stops every learner
-until the slowest is done. Here learners train on, and the steps beyond their round's length do not count.
+has no rounds, and a failure stops it for a constant time in which others cost nothing: it trains for m / (m + loss) of
+the time, m being the mean time between its failures. An elastic job goes on without the chip's slice, which is replaced
+after the time for which a rigid job waits: a constant share of its chips is away. Learners are elastic jobs in a run.
+In the paper a quorum of all stops every learner until the slowest is done. Here learners train on, and the steps beyond
+their round's length do not count.
 
 Source: Decoupled DiLoCo (arXiv 2604.21428): goodput under failures, unequal hardware, scavenging.
 """
@@ -17,13 +19,20 @@ from typing import Final
 
 from skerry.wire.policy import Policy
 from skerry_syncer.simulation.history import History
-from skerry_syncer.simulation.scenario import ELASTIC_LOSS_S, RIGID_LOSS_S, YEAR_S, Region, Scenario
+from skerry_syncer.simulation.scenario import (
+    ELASTIC_LOSS_S,
+    RIGID_LOSS_S,
+    SLICE_CHIPS,
+    YEAR_S,
+    Region,
+    Scenario,
+)
 from skerry_syncer.simulation.world import World
 
 CHIPS: Final = (150e3, 300e3, 600e3, 1.2e6, 2.4e6)
 _JOBS: Final = {
-    "data-parallel, rigid": (RIGID_LOSS_S, (72, 57, 38, 27, 18)),
-    "data-parallel, elastic": (ELASTIC_LOSS_S, (88, 80, 69, 58, 40)),
+    "data-parallel, rigid": (RIGID_LOSS_S, 0.0, (72, 57, 38, 27, 18)),
+    "data-parallel, elastic": (ELASTIC_LOSS_S, SLICE_CHIPS * RIGID_LOSS_S / YEAR_S, (88, 80, 69, 58, 40)),
 }
 _LEARNERS: Final = {
     2: (94, 88, 80, 70, 54),
@@ -59,13 +68,14 @@ def cells(seed: int) -> Iterator[Cell]:
 
 
 def _goodput(seed: int) -> Iterator[Cell]:
-    for row, (loss_s, published) in _JOBS.items():
+    for row, (loss_s, away_share, published) in _JOBS.items():
         for chips, percent in zip(CHIPS, published, strict=True):
             mtbf_s = YEAR_S / chips
-            yield Cell(f"{row}, {chips / 1e3:g}k chips", percent, 100 * mtbf_s / (mtbf_s + loss_s))
+            share = (1 - away_share) * mtbf_s / (mtbf_s + loss_s)
+            yield Cell(f"{row}, {chips / 1e3:g}k chips", percent, 100 * share)
     for learners, published in _LEARNERS.items():
         for chips, percent in zip(CHIPS, published, strict=True):
-            region = Region("r", count=learners, chip_count=chips / learners)
+            region = Region("r", count=learners, chip_count=chips / learners, slice_chip_count=SLICE_CHIPS)
             history = World(Scenario((region,), _LEARNER_S / learners, fragment_count=1, seed=seed)).run()
             yield _cell(f"M={learners}, {chips / 1e3:g}k chips", percent, history)
 

@@ -30,6 +30,12 @@ class LearnerHistory:
     taken_step_count: int = 0
     outstanding_step_count: float = 0.0  # at the end they may still be merged
     merged_step_count: float = 0.0
+    missing_s: float = 0.0  # of the whole learner, for which slices were away
+
+    @property
+    def present_share(self) -> float:
+        """The mean share of its chips that train or pause."""
+        return max(0.0, 1.0 - self.missing_s / max(self.allocated_s, 1.0))
 
 
 @dataclass
@@ -46,11 +52,11 @@ class History:
         allocated = training = merging = possible = 0.0
         for each in counted:
             chip_s = each.region.step_s * (each.region.chip_count or 1.0)
-            steps = each.allocated_s / each.region.step_s
+            steps, present_s = each.allocated_s / each.region.step_s, chip_s * each.present_share
             allocated += steps * chip_s
-            training += each.taken_step_count * chip_s
+            training += each.taken_step_count * present_s
             possible += (steps - each.outstanding_step_count) * chip_s
-            merging += each.merged_step_count * chip_s
+            merging += each.merged_step_count * present_s
         return {
             "training": training / max(allocated, 1.0),
             "goodput": merging / max(possible, 1.0),
@@ -65,13 +71,14 @@ class History:
         """Returns what was merged in each of equal times, and what rounds were like."""
         width_s = self.scenario.duration_s / _BIN_COUNT
         chips = {name: each.region.chip_count or 1.0 for name, each in self.learners.items()}
+        present = {name: chips[name] * each.present_share for name, each in self.learners.items()}
         binned = defaultdict[int, list[Round]](list)
         for each in self.rounds:
             binned[int(each.merged_s / width_s)].append(each)
         rows = []
         for number in range(_BIN_COUNT):
             merged = [item for each in binned[number] for item in each.step_counts.items()]
-            work = sum(count * self.learners[name].region.step_s * chips[name] for name, count in merged)
+            work = sum(count * self.learners[name].region.step_s * present[name] for name, count in merged)
             counts = {"goodput": work / width_s / sum(chips.values()), "merged_step_count": sum(n for _, n in merged)}
             rows.append({"start_s": number * width_s} | counts | _rounds_summary(binned[number]))
         return rows

@@ -19,10 +19,12 @@ from typing import Final
 from skerry.wire.policy import Policy
 
 YEAR_S: Final = 365.25 * 86_400
-# Fitted to the table of goodput of Decoupled DiLoCo: what a chip's failure costs a job that goes on without the chip,
-# and a job that starts again.
-ELASTIC_LOSS_S: Final = 21.5
+# Fitted to the table of goodput of Decoupled DiLoCo: for how long a chip's failure stops a job that goes on without the
+# chip's slice, and one that waits until it is replaced.
+ELASTIC_LOSS_S: Final = 20.5
 RIGID_LOSS_S: Final = 75.0
+# The chips of a pod of TPU7x (https://docs.cloud.google.com/tpu/docs/tpu7x), the largest slice.
+SLICE_CHIPS: Final = 9216.0
 SYNCER: Final = "syncer"
 STORE: Final = "store"
 # Hours: median and sigma of the time for which a region has capacity, and of the time for which it has none.
@@ -41,6 +43,8 @@ class Region:
     bandwidth_bits_per_s: float | None = None  # of each learner's link, each way
     jitter: float = 0.0  # standard deviation of its step time from one round to the next, as a share
     failure_loss_s: float = ELASTIC_LOSS_S  # for which a chip's failure stops its learner
+    slice_chip_count: float = 0.0  # that are away after a failure, for
+    repair_s: float = RIGID_LOSS_S
     chip_mtbf_s: float = YEAR_S
     join_s: float = 0.0
     leave_s: float = math.inf
@@ -72,7 +76,7 @@ class Scenario:
     regions: tuple[Region, ...]
     duration_s: float
     policy: Policy = field(default_factory=Policy)
-    fragment_count: int = 4
+    fragment_count: int = 2
     parameters: float = 0.0  # 0: transfers and merges take no time
     outages: tuple[Outage, ...] = ()
     seed: int = 0

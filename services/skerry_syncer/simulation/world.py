@@ -149,6 +149,10 @@ class World:
         if learner.is_training:
             learner.pause()
             self._at(self.now_s + learner.region.failure_loss_s, learner.resume)
+        region = learner.region
+        self.history.learners[learner.name].missing_s += (
+            region.repair_s * min(region.slice_chip_count, region.chip_count) / region.chip_count
+        )
         self._at(self._until_failure_s(learner, failures), partial(self._fail, learner, failures))
 
     def _begin_outage(self, outage: Outage) -> None:

@@ -18,5 +18,5 @@ def test_jobs_alone_and_two_learners_are_within_three_points_of_the_published_go
 
 
 @pytest.mark.long
-def test_two_cells_of_all_are_not_within_three_points() -> None:
-    assert misses(list(cells(0))) == ["M=16, 2400k chips", "unequal hardware, K=8, Skerry"]
+def test_every_cell_is_within_three_points_but_for_learners_that_never_wait() -> None:
+    assert misses(list(cells(0))) == ["unequal hardware, K=8, Skerry"]

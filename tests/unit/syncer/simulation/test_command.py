@@ -69,11 +69,9 @@ def test_a_policy_and_what_chips_lose_may_be_set(command: Command) -> None:
         (("--spot", "mars"), "no --learner is in mars"),
         (("--outage", "r1@2h+1m"), "the outage of r1 begins when the simulation is over"),
         (("--learner", "us:speed=1"), "is none of step=…, count=…"),
-        (("--learner", "us:count=2000"), "is more than 1000"),
         (("--learner", "us:step=1", "--learner", "us:step=2"), "give each --learner a region of its own"),
         (("--learner", "syncer:step=1"), "syncer and store are none"),
         (("--set", "quorum=2"), "policy has no such field"),
-        (("--duration", "400d"), "is more than a year"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_give(command: Command, words: tuple[str, ...], reason: str) -> None:

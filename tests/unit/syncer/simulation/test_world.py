@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,16 @@ def test_a_failure_stops_its_learner_and_failures_meanwhile_cost_nothing() -> No
     failing = Region("us", count=2, chip_count=YEAR_S / mtbf_s, failure_loss_s=loss_s)
     shares = simulated(regions=(failing,), duration_s=6 * HOUR_S).shares()
     assert shares["training"] == pytest.approx(mtbf_s / (mtbf_s + loss_s), abs=0.04)
+
+
+def test_a_slice_that_is_away_takes_its_share_of_the_chips_and_stops_nobody() -> None:
+    chips = YEAR_S / 20.0  # one fails every 20 seconds
+    whole = Region("us", count=2, chip_count=chips, failure_loss_s=0.001)
+    sliced = replace(whole, slice_chip_count=chips / 40, repair_s=80.0)
+    shares, without = (simulated(regions=(region,), duration_s=4 * HOUR_S).shares() for region in (sliced, whole))
+    assert shares["merged_step_count"] == without["merged_step_count"]
+    for name in ("training", "goodput"):
+        assert shares[name] / without[name] == pytest.approx(1 - 80 / 20 / 40, abs=0.01)
 
 
 def test_a_region_that_goes_away_costs_its_own_steps_and_the_others_none() -> None:

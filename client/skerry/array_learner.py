@@ -97,7 +97,11 @@ class SingleProcess:
         self._closing.callback(workers.close)
         self._thread = LoopThread(f"skerry-{settings.learner_id}")
         self._closing.callback(self._thread.close)
-        transport = self._thread.call(lambda: GrpcTransport(target, tls=options.get("tls"), jitter=system_random()))
+        snapshot_bytes = 4 * sum(tensor.numel for tensor in parameters.tensors)
+        wanted = min(lane_count, -(-snapshot_bytes // Calls.lane_bytes))
+        transport = self._thread.call(
+            lambda: GrpcTransport(target, tls=options.get("tls"), jitter=system_random(), lane_count=wanted)
+        )
         self._closing.callback(lambda: self._thread.run(transport.close()))
         self._exchange = ExchangeLoop(
             Calls(transport, Retry(RetrySettings(), system_random(), is_transient), lane_count=lane_count),

@@ -48,7 +48,8 @@ _TRANSPORTS: Final[WeakSet[GrpcTransport]] = WeakSet()
 class GrpcTransport:
     """One or more syncer replicas, with a connection to each for attach and small calls, and others for bulk.
 
-    Bulk calls that overlap take up to `LANE_COUNT` connections, which are made when they are needed.
+    Bulk calls that overlap take up to `LANE_COUNT` connections, of which `lane_count` are made at once, since that
+    takes several round trips, and others when they are needed.
     `target` is host:port, or several separated by commas; a host may have several addresses. Each call goes to the next
     healthy replica, and fails with UNREACHABLE when that hangs and another does not. Must be made and used on one event
     loop. Without `tls` connections on loopback are plaintext, and others use TLS and trust the public authorities;
@@ -59,7 +60,14 @@ class GrpcTransport:
         ValueError: a target is empty, or the files of `tls` can't be used.
     """
 
-    def __init__(self, target: str, *, tls: Tls | Insecure | None = None, jitter: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: Tls | Insecure | None = None,
+        jitter: random.Random | None = None,
+        lane_count: int = 0,
+    ) -> None:
         """With `jitter` the replicas are called in an order of this client's own, so that many clients spread."""
         _first_process().check()
         _TRANSPORTS.add(self)
@@ -67,6 +75,7 @@ class GrpcTransport:
         if jitter is not None:
             targets = tuple(jitter.sample(targets, len(targets)))
         self._replicas = Replicas(targets, tls)
+        self._replicas.begin(lane_count)
         self._lane_calls = [0] * LANE_COUNT  # under way, by lane
 
     @property

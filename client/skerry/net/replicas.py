@@ -50,8 +50,9 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.keepalive_timeout_ms", 20_000),
     # A syncer that restarts is back within seconds; gRPC's default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # How long an attempt to connect may take, in spite of its name: with TLS four round trips, and a lost packet.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
 ]
 # How long a call waits for a replica to become ready: a little longer than the longest pause between two connections.
 _CONNECT_S: Final = 2.5
@@ -213,6 +214,12 @@ class Replicas:
                 return chosen.connection(number)
             await asyncio.sleep(_LOOK_S)
         raise error_of("UNREACHABLE", "connection is closed")
+
+    def begin(self, count: int) -> None:
+        """Begins to make the connections of the numbers below `count`, so that calls over them need not wait."""
+        for replica in self:
+            for number in range(count):
+                replica.is_ready(number)
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""

@@ -21,7 +21,7 @@ from skerry.wire.policy import Policy
 
 GIGABIT: Final = 1e9
 _LONGEST_S: Final = 180.0
-_PORT: Final = 50_051
+PORT: Final = 50_051
 _IDLE_S: Final = 20.0
 _RECEIVE_BUFFER: Final = "4096 1048576 6291456"  # as in compose.yaml
 
@@ -42,7 +42,7 @@ class Site:
     @property
     def target(self) -> str:
         """Where learners find the syncer, or each other."""
-        return f"{self._addresses['syncer']}:{_PORT}"
+        return f"{self._addresses['syncer']}:{PORT}"
 
     def address(self, node: str) -> str:
         """Returns a node's address."""
@@ -55,9 +55,9 @@ class Site:
             self.network.limit(name, bits_per_s)
 
     def start(self, node: str, module: str, *arguments: str) -> Process:
-        """Starts a module of this package on a node."""
+        """Starts a module on a node."""
         self._count += 1
-        command = this_python(f"benchmarks.wan.{module}", *arguments)
+        command = this_python(module, *arguments)
         process = Process(command, self._folder / f"{self._count}-{module}.log", node=node)
         self._processes.append(process)
         return process
@@ -67,7 +67,7 @@ class Site:
         self._count += 1
         folder = self._folder / f"{self._count}-serve"
         folder.mkdir()
-        served = Served(folder, "--insecure", listen=f"0.0.0.0:{_PORT}", node="syncer")
+        served = Served(folder, "--insecure", listen=f"0.0.0.0:{PORT}", node="syncer")
         self.store = served.store
         self._processes.append(served)
 
@@ -94,7 +94,7 @@ def long_link(site: Site) -> Iterator[Row]:
 
 def _transfers(site: Site, case: str, numel: int, samples: int) -> Iterator[Row]:
     site.serve()
-    one = site.start("one", "bulk", "--target", site.target, "--name", "one", "--numel", str(numel))
+    one = site.start("one", "benchmarks.wan.bulk", "--target", site.target, "--name", "one", "--numel", str(numel))
     one.hear(_LONGEST_S)
     joining = ["--target", site.target, "--numel", str(numel)]
     pushes, pulls = [], []
@@ -102,7 +102,7 @@ def _transfers(site: Site, case: str, numel: int, samples: int) -> Iterator[Row]
         wait_idle(_IDLE_S)
         pushes.append(all_hear([one], _LONGEST_S, do="push")[0])
         wait_idle(_IDLE_S)
-        joiner = site.start("two", "bulk", *joining, "--name", f"two-{sample}")
+        joiner = site.start("two", "benchmarks.wan.bulk", *joining, "--name", f"two-{sample}")
         pulls.append(joiner.hear(_LONGEST_S))
         joiner.end()
         site.say(f"long link: push {pushes[-1]['wall_s']:.2f} s, pull {pulls[-1]['wall_s']:.2f} s")
@@ -119,7 +119,7 @@ def _islands(site: Site, steps_s: dict[str, float]) -> list[Process]:
     """Starts an island on each node, with its time of a step, and returns when all have joined."""
     common = ["--how", "island", "--target", site.target]
     learners = [
-        site.start(node, "trainer", *common, "--step-s", str(step_s), "--number", str(number))
+        site.start(node, "benchmarks.wan.trainer", *common, "--step-s", str(step_s), "--number", str(number))
         for number, (node, step_s) in enumerate(steps_s.items())
     ]
     for learner in learners:
@@ -204,10 +204,11 @@ def _store_use(store: Path) -> dict[str, int]:
 
 
 def _data_parallel(site: Site, step_s: float) -> list[Process]:
-    target = f"{site.address('one')}:{_PORT}"
+    target = f"{site.address('one')}:{PORT}"
     common = ["--how", "data-parallel", "--target", target, "--step-s", str(step_s)]
     learners = [
-        site.start(node, "trainer", *common, "--number", str(number)) for number, node in enumerate(("one", "two"))
+        site.start(node, "benchmarks.wan.trainer", *common, "--number", str(number))
+        for number, node in enumerate(("one", "two"))
     ]
     for learner in learners:
         learner.hear(_LONGEST_S)

@@ -14,7 +14,7 @@ from skerry.cli.connection import with_client, with_run
 from skerry.cli.console import as_json, console, json_line
 from skerry.cli.watch_view import draw
 from skerry.history.following import follow
-from skerry.history.run_history import RunHistory, history_now
+from skerry.history.run_history import RunHistory
 from skerry.runtime.options import Count, Number
 from skerry.v1 import types_pb2 as v1
 from skerry.v1.types_pb2 import Event
@@ -49,31 +49,23 @@ Columns:
 \b
 Examples:
   skerry watch demo
-  skerry watch demo --once
   skerry watch demo --json --after 1 | jq -c 'select(.event.version_committed)'
 """,
 )
 @with_run
-@click.option("--once", is_flag=True, help="Show the run once, and exit.")
 @click.option("--after", "after_position", type=Count(0), default=0, help="Start with the events after this position.")
 @click.option(
     "--patience", "patience_s", type=Number(0), default=300.0, help="Seconds to wait for the run or the syncer."
 )
 @as_json
 @with_client
-def watch(client: RunsClient, *, run: str, once: bool, after_position: int, patience_s: float, is_json: bool) -> None:
+def watch(client: RunsClient, *, run: str, after_position: int, patience_s: float, is_json: bool) -> None:
     """Follow a run: its learners, fragments, versions, staleness, bandwidth and loss.
 
     In a terminal this is a live table. In a pipe it prints one line per event, and with --json one JSON object per
     message, beginning with the current state of the run. It ends when the run is closed.
+    `skerry runs show` shows the same once.
     """
-    if once:
-        answer = client.get_run(run)
-        if is_json:
-            click.echo(json_line(to_values(answer)))
-        else:
-            console().print(draw(history_now(client, answer)))
-        return
     state, screen = RunHistory(), console()
     with ExitStack() as stack:
         live: Live | None = None

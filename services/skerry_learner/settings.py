@@ -97,7 +97,7 @@ class LearnSettings:
     )
     size: str = _option("--model", click.Choice(list(MODEL_CONFIGS)), "tiny", "30 thousand to 1 billion parameters.")
     vocabulary: int | None = _option("--vocabulary", Count(2, 65536), None, "Distinct tokens.  [default: 256, bytes]")
-    context: int | None = _option("--context", _SIZE, None, "Tokens in a sequence.  [default: by --model]")
+    context: int | None = _option("--context", _SIZE, None, "Tokens in a sequence.  [default: the model's]")
     is_untied: bool = _option("--untied", None, False, "Use separate matrices for the embedding and the output.")
     source: Path | None = _option(  # noqa: RUF009 - a field
         "--data", INPUT, None, "Text, *.bin, *.npy of uint16, or a folder.  [default: Python's standard library]"

@@ -23,12 +23,12 @@ from skerry_syncer.simulation.scenario import SLICE_CHIPS, STORE, SYNCER, Outage
 from skerry_syncer.simulation.world import World
 
 
-def _outage(text: str) -> Outage:
+def _outage(text: str, *, is_cut: bool = False) -> Outage:
     place, _, times = text.partition("@")
     start, _, duration = times.partition("+")
     if not duration:
         raise ValueError(f"{text[:40]!r} is not PLACE@START+DURATION, such as us@1h+30m")
-    return Outage(check_name(place, kind="region"), seconds(start), seconds(duration))
+    return Outage(check_name(place, kind="region"), seconds(start), seconds(duration), is_cut)
 
 
 _REGION: Final[Fields] = {
@@ -75,6 +75,7 @@ Columns:
 Examples:
   skerry simulate                                              8 learners on 1.2 million chips
   skerry simulate --outage r1@1h+30m --outage r2@1h+30m --plot outage.png
+  skerry simulate --cut r1@1h+2m
   skerry simulate --learner us:step=1.1,count=4 --learner eu:step=1.3,count=4,jitter=0.1 --set quorum_count=8
   skerry simulate --learner own:count=4 --learner spot:count=4 --spot spot --duration 4h --json
   skerry simulate --outage syncer@30m+10m --outage store@1h+5m
@@ -95,6 +96,14 @@ Examples:
     multiple=True,
     metavar="PLACE@START+DURATION",
     help="A region's learners, `syncer` or `store` are away; may be repeated.",
+)
+@click.option(
+    "--cut",
+    "cuts",
+    type=Parsed("cut", partial(_outage, is_cut=True)),
+    multiple=True,
+    metavar="REGION@START+DURATION",
+    help="A region's learners are cut off, and train on; may be repeated.",
 )
 @click.option(
     "--spot",
@@ -122,6 +131,7 @@ def simulate(
     *,
     learners: Sequence[tuple[str, dict[str, Any]]],
     outages: Sequence[Outage],
+    cuts: Sequence[Outage],
     spots: Sequence[str],
     duration: float,
     parameters: float | None,
@@ -139,9 +149,10 @@ def simulate(
     names = [*(region.name for region in known), SYNCER, STORE]
     if len(set(names)) < len(names):
         raise click.UsageError(f"give each --learner a region of its own; {SYNCER} and {STORE} are none")
-    if unknown := {*(outage.place for outage in outages), *spots} - set(names):
+    places, regions = {outage.place for outage in outages}, {*(cut.place for cut in cuts), *spots}
+    if unknown := (places - set(names)) | (regions - set(names[:-2])):
         raise click.UsageError(f"no --learner is in {min(unknown)}; known: {', '.join(names)}")
-    if late := [outage.place for outage in outages if outage.start_s >= duration]:
+    if late := [outage.place for outage in (*outages, *cuts) if outage.start_s >= duration]:
         raise click.UsageError(f"the outage of {late[0]} begins when the simulation is over: give a longer --duration")
     calm = Scenario(
         tuple(known),
@@ -152,7 +163,7 @@ def simulate(
         seed=seed,
     )
     markets = [outage for name in spots for outage in spot_outages(name, duration, seed)]
-    scenario = replace(calm, outages=(*outages, *markets))
+    scenario = replace(calm, outages=(*outages, *cuts, *markets))
     with shown_progress("virtual seconds") as progress:
         history = World(scenario).run(progress)
         without = World(calm).run(progress) if scenario.outages else None

@@ -151,7 +151,7 @@ class SimulatedLearner:
 
     def version_made(self, name: str, version: int) -> None:
         """Hears of a new version."""
-        self.fragments[name].newest = version
+        self.fragments[name].newest = max(version, self.fragments[name].newest)
         self._pull(name)
 
     def acknowledged(self, name: str) -> None:

@@ -62,6 +62,7 @@ class Outage:
     place: str  # a region's name, SYNCER or STORE
     start_s: float
     duration_s: float
+    is_cut: bool = False  # a region's learners train on, and neither send nor hear anything
 
     @property
     def end_s(self) -> float:

@@ -48,8 +48,8 @@ class World:
         self._wake_s = math.inf
         self._figures = measured(scenario.policy.delta_encoding.codec)
         self._numel = scenario.parameters / scenario.fragment_count
-        self._away = Counter[str]()  # outages by place
-        self._waiting: list[Callable[[], None]] = []  # for syncer and store
+        self._away, self._cut = Counter[str](), Counter[str]()  # outages by place
+        self._waiting: list[tuple[Callable[[], None], SimulatedLearner | None]] = []  # for syncer, store and link
         self._free_s: dict[tuple[str, str], float] = {}  # by learner and direction: when its link is free
         self._learners = {
             name: SimulatedLearner(name, region, scenario.policy, scenario.seed, self)
@@ -93,20 +93,17 @@ class World:
         begin_s, end_s = self._transfer(learner, "up", encoded_s, self._figures.bits * self._numel)
         if begin_s > self.now_s and item.step_count >= self.scenario.policy.inner_step_count:
             self._at(begin_s, partial(self._begin_push, item))
-        self._at(end_s, partial(self._when_served, partial(self._arrive, learner, item)))
+        self._at(end_s, partial(self._when_served, partial(self._arrive, learner, item), learner))
 
     def pull(self, learner: SimulatedLearner, fragment: str, version: int) -> None:
         """Fetches a version."""
-
-        def end(session: str) -> None:
-            if learner.session == session and learner.is_attached:
-                learner.pulled(fragment, version)
+        end = self._told(learner, partial(learner.pulled, fragment, version))
 
         def begin() -> None:
             _, end_s = self._transfer(learner, "down", self.now_s, self._figures.bits * self._numel)
-            self._at(end_s, partial(end, learner.session))
+            self._at(end_s, end)
 
-        self._when_served(begin)
+        self._told(learner, begin)()
 
     # What happens to learners.
 
@@ -114,7 +111,7 @@ class World:
         for learner in self._learners.values():
             self._at(learner.region.join_s, partial(self._join, learner))
             if learner.region.leave_s < math.inf:
-                self._at(learner.region.leave_s, partial(self._when_served, partial(self._leave, learner)))
+                self._at(learner.region.leave_s, partial(self._when_served, partial(self._leave, learner), learner))
             if learner.region.chip_count:
                 failures = Random(f"{self.scenario.seed}/{learner.name}/failures")
                 self._at(self._until_failure_s(learner, failures), partial(self._fail, learner, failures))
@@ -127,7 +124,7 @@ class World:
         """Has a learner load the run's weights and attach."""
         bits = _WEIGHT_BITS * self._numel * self.scenario.fragment_count
         _, end_s = self._transfer(learner, "down", self.now_s, bits)
-        self._at(end_s, partial(self._when_served, partial(self._attach, learner)))
+        self._at(end_s, partial(self._when_served, partial(self._attach, learner), learner))
 
     def _attach(self, learner: SimulatedLearner) -> None:
         region = learner.region
@@ -156,6 +153,9 @@ class World:
         self._at(self._until_failure_s(learner, failures), partial(self._fail, learner, failures))
 
     def _begin_outage(self, outage: Outage) -> None:
+        if outage.is_cut:
+            self._cut[outage.place] += 1
+            return
         self._away[outage.place] += 1
         for learner in self._learners.values():
             if learner.region.name == outage.place:
@@ -164,9 +164,9 @@ class World:
             self._start_syncer()
 
     def _end_outage(self, outage: Outage) -> None:
-        self._away[outage.place] -= 1
+        (self._cut if outage.is_cut else self._away)[outage.place] -= 1
         for learner in self._learners.values():
-            if learner.region.name == outage.place:
+            if learner.region.name == outage.place and not outage.is_cut:
                 self._join(learner)
         if outage.place == SYNCER:
             self._start_syncer()
@@ -174,7 +174,7 @@ class World:
             waiting, self._waiting = self._waiting, []
             for call in waiting:  # a call that failed is tried again within a pause
                 pause_s = self._pauses.uniform(0.0, RetrySettings.longest_wait_s)
-                self._at(self.now_s + pause_s, partial(self._when_served, call))
+                self._at(self.now_s + pause_s, partial(self._when_served, *call))
             self._decide()
 
     # The syncer.
@@ -183,12 +183,22 @@ class World:
     def _is_served(self) -> bool:
         return not (self._away[SYNCER] or self._away[STORE])
 
-    def _when_served(self, call: Callable[[], None]) -> None:
-        """Calls now, or when syncer and store are back."""
-        if self._is_served:
+    def _when_served(self, call: Callable[[], None], learner: SimulatedLearner | None = None) -> None:
+        """Calls now, or when syncer and store are back and the learner, whose call it is, is not cut off."""
+        if self._is_served and not (learner and self._cut[learner.region.name]):
             call()
         else:
-            self._waiting.append(call)
+            self._waiting.append((call, learner))
+
+    def _told(self, learner: SimulatedLearner, call: Callable[[], None]) -> Callable[[], None]:
+        """Returns what has a learner hear something as soon as it can, unless its session has ended by then."""
+        session = learner.session
+
+        def hear() -> None:
+            if learner.is_attached and learner.session == session:
+                call()
+
+        return partial(self._when_served, hear, learner)
 
     def _start_syncer(self) -> None:
         """Starts a syncer, which knows the log alone."""
@@ -198,7 +208,8 @@ class World:
 
     def _begin_push(self, item: entries.AcceptedItem) -> None:
         fragment = self.state.fragments[item.fragment]
-        if self._is_served and self._learners[item.learner].session == item.session:
+        learner = self._learners[item.learner]
+        if self._is_served and not self._cut[learner.region.name] and learner.session == item.session:
             self._announce(item.fragment, fragment.version + (1 if fragment.closing is None else 2))
 
     def _arrive(self, learner: SimulatedLearner, item: entries.AcceptedItem) -> None:
@@ -230,10 +241,8 @@ class World:
         if not is_merged:
             self._announced.pop(item.fragment, None)
         if learner.is_attached and learner.session == item.session:
-            if is_merged:
-                learner.merged(item.fragment, delta.version)
-            else:
-                learner.returned(item.fragment, is_base_used=False)
+            merged = partial(learner.merged, item.fragment, delta.version)
+            self._told(learner, merged if is_merged else partial(learner.returned, item.fragment, is_base_used=False))()
 
     def _committed(self, name: str, merged: Sequence[DeltaState]) -> None:
         fragment = self.state.fragments[name]
@@ -247,7 +256,7 @@ class World:
         staleness = tuple(member.staleness for member in close.members)
         self.history.rounds.append(Round(self.now_s, close.participation, staleness, dict(counts)))
         for each in self._attached():
-            each.version_made(name, fragment.version)
+            self._told(each, partial(each.version_made, name, fragment.version))()
         if len(self.history.rounds) % _FORGET_EVERY == 0:
             self._at(self.now_s, self._forget)
 
@@ -299,7 +308,8 @@ class World:
         """Renews the leases of the learners that would have reported by now."""
         interval_s = self.state.policy.lease_term_s / 3
         for learner in self._attached():
-            if self.now_s - self._reported_s.get(learner.name, -math.inf) >= interval_s:
+            is_due = self.now_s - self._reported_s.get(learner.name, -math.inf) >= interval_s
+            if is_due and not self._cut[learner.region.name]:
                 self._reported_s[learner.name] = self.now_s
                 self._leases.renew(learner.name, learner.session, self.now_s, learner.report())
 
@@ -307,7 +317,7 @@ class World:
         if self._announced.get(fragment, 0) < version:
             self._announced[fragment] = version
             for learner in self._attached():
-                learner.round_opened(fragment, version, self.state.step_count)
+                self._told(learner, partial(learner.round_opened, fragment, version, self.state.step_count))()
 
     def _commit(self, closing: entries.ClosedItem, engine: RoundEngine) -> None:
         """Commits a merge, unless the syncer that made it is gone."""

@@ -37,10 +37,10 @@ def test_a_person_reads_regions_rounds_and_what_an_outage_costs(command: Command
 
 
 def test_a_script_reads_the_same_for_the_same_seed(command: Command) -> None:
-    words = (*SHORT, *TWO, "--spot", "us", "--duration", "1h", "--seed", "3", "--json")
+    words = (*SHORT, *TWO, "--spot", "us", "--cut", "eu@10m+5m", "--duration", "1h", "--seed", "3", "--json")
     shown = json.loads(command(*words))
     assert shown == json.loads(command(*words))
-    assert {outage["place"] for outage in shown["outages"]} == {"us"}
+    assert {(outage["place"], outage["is_cut"]) for outage in shown["outages"]} == {("us", False), ("eu", True)}
     assert shown["cost"]["merged_step_count"] > 0
     assert set(shown["regions"]) == {"us", "eu"}
     assert len(shown["over_time"]) == 120
@@ -67,6 +67,7 @@ def test_a_policy_and_what_chips_lose_may_be_set(command: Command) -> None:
         (("--outage", "us@1h+30x"), "is no positive time, such as 90s, 30m, 2h or 1d"),
         (("--outage", "mars@1h+30m"), "no --learner is in mars; known: r1, r2"),
         (("--spot", "mars"), "no --learner is in mars"),
+        (("--cut", "syncer@1h+30m"), "no --learner is in syncer"),
         (("--outage", "r1@2h+1m"), "the outage of r1 begins when the simulation is over"),
         (("--learner", "us:speed=1"), "is none of step=…, count=…"),
         (("--learner", "us:step=1", "--learner", "us:step=2"), "give each --learner a region of its own"),

@@ -59,6 +59,17 @@ def test_a_region_that_goes_away_costs_its_own_steps_and_the_others_none() -> No
     assert abs(lost["others_merged_step_count"]) < 0.02 * 2 * 600
 
 
+def test_a_region_that_is_cut_off_trains_on_and_is_merged_again_when_it_is_back() -> None:
+    cut, calm = simulated(Outage("us", 1000, 600, is_cut=True)), simulated()
+    assert cut.shares("us")["training"] == pytest.approx(1.0, abs=0.01)
+    assert not [each for each in cut.rounds if 1030 < each.merged_s < 1600 and "us" in each.step_counts]
+    late = [each for each in cut.rounds if each.merged_s > 1700]
+    assert sum("us" in each.step_counts for each in late) > 0.95 * len(late)
+    lost = cost(cut, calm)
+    assert lost["merged_step_count"] == pytest.approx(600, rel=0.1), "a delta counts up to its round's length"
+    assert abs(lost["others_merged_step_count"]) < 0.02 * 600
+
+
 @pytest.mark.parametrize(("place", "most"), [(SYNCER, 0.05), (STORE, 0.2)])
 def test_the_steps_of_an_outage_of_syncers_or_store_are_merged_after_it(place: str, most: float) -> None:
     lost = cost(simulated(Outage(place, 1000, 600)), simulated())

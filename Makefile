@@ -16,7 +16,7 @@ MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/unit/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz lock sbom audit protos alerts board docs clean
+.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz update lock sbom audit protos alerts board docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment $(VENV) is made on the way:"
@@ -67,6 +67,11 @@ bench: $(READY) ## measure the speed for 12 minutes; rows and a picture go to bu
 
 fuzz: $(READY) ## give every decoder and method wrong input for an hour (MINUTES=60); findings to build/fuzz
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+update: $(SUPPLY)/.ready ## take the newest versions of all packages, generate the stubs anew, and run the tests with them (30 minutes)
+	@$(SUPPLY)/bin/python docker/supply_chain.py update
+	@$(MAKE) protos
+	@$(MAKE) lint test test-long test-integrations
 
 lock: $(SUPPLY)/.ready ## write the versions and hashes of what the images of syncer and console are installed from
 	@$(SUPPLY)/bin/python docker/supply_chain.py lock

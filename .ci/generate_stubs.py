@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import importlib.metadata
 import importlib.util
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOS = ROOT / "protos"
+CONSTRAINTS = ROOT / "constraints.txt"
 PACKAGE = ROOT / "client"
 STUB_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
@@ -32,6 +34,8 @@ def generate_stubs(target: Path) -> list[Path]:
     outputs = [f"--{kind}_out={options}{target}" for kind, options in kinds.items()]
     # The plugins stand beside the interpreter, which need not be on the PATH (`make` calls .venv/bin/python).
     scripts = Path(sys.executable).parent
+    if f"\ngrpcio-tools=={importlib.metadata.version('grpcio-tools')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
+        raise SystemExit("grpcio-tools is not of the version in constraints.txt. run `make protos`, which installs it")
     plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
     arguments = ["protoc", f"-I{PROTOS}", f"-I{wellknown}", *plugins, *outputs, *sources]
     if protoc.main(arguments) != 0:

@@ -1,5 +1,6 @@
 """Locks what images are made of, lists what the images and the wheel hold, and looks up known weaknesses.
 
+    update   constraints.txt: the newest versions that fit together, on the oldest Python and Linux, and then `lock`
     lock     docker/requirements-*.txt, from pyproject.toml and constraints.txt: versions and hashes of every file
     sbom     build/sbom/*.cdx.json (CycloneDX), of the wheel and of each image
     audit    whether advisories name a locked package; exit status 1: some do, 2: the advisories were not reached
@@ -22,6 +23,10 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 _LOCKS: Final = {name: f"docker/requirements-{name}.txt" for name in ("syncer", "console", "build")}
+_CONSTRAINTS: Final = ROOT / "constraints.txt"
+_HEADER: Final = """\
+# What is installed into .venv and .venv-integrations, to the version; `make` passes it to pip. Nothing here is a
+# dependency by itself. `make update` writes it; what it holds back, and why, is in pyproject.toml, under [tool.uv]."""
 _SBOMS: Final = ROOT / "build/sbom"
 # Prints what is installed in an image, which has no pip.
 _INSTALLED: Final = (
@@ -36,6 +41,21 @@ def _tool(name: str, *words: str | Path, text: str | None = None) -> subprocess.
 
 def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def update() -> int:
+    """Writes the newest versions that fit together, but for those that pyproject.toml holds back, and locks them."""
+    words = ["--quiet", "--no-annotate", "--no-header", "--python-version", "3.11", "--python-platform", "linux"]
+    words += ["--all-extras", "--group", "dev", "--group", "integrations"]
+    made = _tool("uv", "pip", "compile", *words, "pyproject.toml")
+    if made.returncode:
+        sys.stderr.write(made.stderr)
+        return made.returncode
+    # A build of torch for GPUs demands exact versions of CUDA itself, and one for CPUs has none.
+    pins = [line for line in made.stdout.splitlines() if not line.startswith(("cuda-", "nvidia-"))]
+    _CONSTRAINTS.write_text("\n".join([_HEADER, *pins, ""]), encoding="utf-8")
+    print(f"update: {_CONSTRAINTS.name}, {len(pins)} packages")
+    return lock()
 
 
 def lock() -> int:
@@ -118,7 +138,7 @@ def audit() -> int:
     return 1 if weak else 2 if unknown else 0
 
 
-_COMMANDS: Final[dict[str, Callable[[], int]]] = {"lock": lock, "sbom": sbom, "audit": audit}
+_COMMANDS: Final[dict[str, Callable[[], int]]] = {"update": update, "lock": lock, "sbom": sbom, "audit": audit}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in _COMMANDS:

@@ -5,7 +5,7 @@ import warnings
 
 from skerry.v1 import capabilities_pb2 as skerry_dot_v1_dot_capabilities__pb2
 
-GRPC_GENERATED_VERSION = '1.80.0'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CapabilitiesStub(object):
+class CapabilitiesStub:
     """Says what this server supports. Needs no run.
     """
 
@@ -42,7 +42,7 @@ class CapabilitiesStub(object):
                 _registered_method=True)
 
 
-class CapabilitiesServicer(object):
+class CapabilitiesServicer:
     """Says what this server supports. Needs no run.
     """
 
@@ -77,7 +77,7 @@ def add_CapabilitiesServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Capabilities(object):
+class Capabilities:
     """Says what this server supports. Needs no run.
     """
 

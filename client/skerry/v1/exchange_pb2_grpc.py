@@ -5,7 +5,7 @@ import warnings
 
 from skerry.v1 import exchange_pb2 as skerry_dot_v1_dot_exchange__pb2
 
-GRPC_GENERATED_VERSION = '1.80.0'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ExchangeStub(object):
+class ExchangeStub:
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
@@ -95,7 +95,7 @@ class ExchangeStub(object):
                 _registered_method=True)
 
 
-class ExchangeServicer(object):
+class ExchangeServicer:
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:
@@ -277,7 +277,7 @@ def add_ExchangeServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Exchange(object):
+class Exchange:
     """Exchanges weights between learners and a run.
 
     Every request but Watch's has `seen_position`, the highest log position of that run that the caller has seen (0:

@@ -5,7 +5,7 @@ import warnings
 
 from skerry.v1 import runs_pb2 as skerry_dot_v1_dot_runs__pb2
 
-GRPC_GENERATED_VERSION = '1.80.0'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RunsStub(object):
+class RunsStub:
     """Administers runs.
 
     Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
@@ -116,7 +116,7 @@ class RunsStub(object):
                 _registered_method=True)
 
 
-class RunsServicer(object):
+class RunsServicer:
     """Administers runs.
 
     Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the
@@ -369,7 +369,7 @@ def add_RunsServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Runs(object):
+class Runs:
     """Administers runs.
 
     Where a request has `seen_position`, the highest log position of that run that the caller has seen (0: none), the

@@ -45,6 +45,18 @@ def _closure(requirements: Iterable[str]) -> set[str]:
     return found
 
 
+def test_the_wheel_asks_for_a_grpc_and_a_protobuf_that_take_its_stubs() -> None:
+    stub = (ROOT / "client/skerry/v1/runs_pb2_grpc.py").read_text()
+    (grpc,) = re.findall(r"^GRPC_GENERATED_VERSION = '([\d.]+)'", stub, re.MULTILINE)
+    (protobuf,) = re.findall(
+        r"^# Protobuf Python Version: ([\d.]+)", (ROOT / "client/skerry/v1/runs_pb2.py").read_text(), re.MULTILINE
+    )
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = {one.name: one.specifier for one in map(Requirement, project["project"]["dependencies"])}
+    assert f">={grpc}" in str(wanted["grpcio"]), "the stubs refuse an older one"
+    assert f">={protobuf}" in str(wanted["protobuf"]), "the stubs refuse an older one"
+
+
 @pytest.mark.parametrize("name", ["syncer", "build"])
 def test_everything_that_is_needed_is_locked_to_the_version_that_is_tested(name: str) -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -16,7 +16,7 @@ MINUTES ?= 60
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/unit/cli -x"
 ARGS ?= tests
 
-.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz update lock sbom audit protos alerts board docs clean
+.PHONY: help demo test test-long test-e2e test-integrations lint format bench fuzz update lock sbom audit dist test-dist release-dry-run protos alerts board docs clean
 
 help: ## say what there is
 	@echo "make <target>, the virtual environment $(VENV) is made on the way:"
@@ -81,6 +81,18 @@ sbom: $(SUPPLY)/.ready ## list what the wheel and the images hold (CycloneDX), t
 
 audit: $(SUPPLY)/.ready ## look the locked packages up in the advisories; status 1: there are some, 2: they were not reached
 	@$(SUPPLY)/bin/python docker/supply_chain.py audit
+
+dist: $(SUPPLY)/.ready ## build wheel and sdist into dist, check what the registry would show of them, and list what they hold
+	@rm -rf dist
+	@echo "dist: building"
+	@$(SUPPLY)/bin/python -m build > build/dist.txt || { cat build/dist.txt; exit 1; }
+	@$(SUPPLY)/bin/twine check --strict dist/*
+	@$(SUPPLY)/bin/python docker/supply_chain.py sbom
+
+test-dist: ## install dist's wheel into a fresh environment of PYTHON, import all of it, and train a learner of arrays
+	@$(PYTHON) .ci/try_wheel.py dist/skerry-*.whl
+
+release-dry-run: dist test-dist ## do all of a release that needs no registry, as the release workflow does it
 
 protos: $(READY) ## write the stubs beside the .proto files
 	@$(BIN)/python .ci/generate_stubs.py

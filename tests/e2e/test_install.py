@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -16,6 +19,7 @@ from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+VERSIONS: Final = re.findall(r":: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _FIRST_VERSION_S: Final = 300
 
 
@@ -27,13 +31,25 @@ def environment(built: Path, tmp_path: Path) -> Environment:
     return environment
 
 
-def test_a_learner_of_arrays_needs_no_torch(environment: Environment) -> None:
-    environment.shell(INSTALL_LINE.replace("[torch]", ""))
-    assert "torch" not in environment.shell("pip list --format freeze")
-    with served(environment):
-        shutil.copytree(ROOT / "examples", environment.folder / "examples")
-        environment.shell("python examples/arrays.py us", timeout_s=120)
-        assert newest(environment, "arrays") > 0
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_can_be_imported_and_trains_on_each_python_that_it_names(
+    version: str, built: Path, tmp_path: Path
+) -> None:
+    (wheel,) = built.glob("skerry-*.whl")
+    words = [python_of(version), ROOT / ".ci" / "try_wheel.py", wheel]
+    variables = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_RETRIES": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Python {version}." in done.stdout
+
+
+def python_of(version: str) -> Path:
+    """Returns a Python of this version that can make environments, or skips the test."""
+    folders = [Path(sys.executable).parent, *Path.home().glob(f".pyenv/versions/{version}.*/bin"), Path("/usr/bin")]
+    for program in (folder / f"python{version}" for folder in folders):
+        if program.exists() and subprocess.run([program, "-c", "import ensurepip"], check=False).returncode == 0:
+            return program.resolve()
+    pytest.skip(f"Python {version} is not on this machine")
 
 
 def test_from_pip_install_to_the_first_merged_version(environment: Environment) -> None:

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -101,6 +102,7 @@ def enum_word(enum: Any, number: int) -> str:
     return str(number) if value is None else value.name.removeprefix(_prefix(enum)).lower().replace("_", "-")
 
 
+@cache
 def _number(enum: Any, word: str) -> int:
     number: int = enum.values_by_name[_prefix(enum) + word.upper().replace("-", "_")].number
     return number

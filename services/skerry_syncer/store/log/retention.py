@@ -170,9 +170,9 @@ def forget(state: RunState, item: CheckpointItem) -> None:
 
 def _lowest_needed(state: RunState, fragment: FragmentState, version: int) -> int:
     """Returns `version`, or an older one that rebuilding it or merging a delta without a fate takes."""
-    undecided = (delta.item for delta in state.deltas.values() if delta.fate is Fate.PENDING)
-    bases = [delta.base_version for delta in undecided if delta.fragment == fragment.layout.name]
-    newest = min([version, fragment.version, *bases])
+    frozen = () if fragment.closing is None else fragment.closing.members
+    undecided = [*fragment.pending, *(member.delta for member in frozen)]
+    newest = min([version, fragment.version, *(state.deltas[name].item.base_version for name in undecided)])
     return min((each.version for each in state.chain(fragment, newest)), default=fragment.oldest)
 
 

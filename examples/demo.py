@@ -329,7 +329,7 @@ def draw(demo: Demo, path: Path) -> None:
     losses.set_ylim(min(demo.merged[-1].value, demo.single_loss) - 0.1, highest + 0.3)
     losses.set_ylabel("nats a byte")
     losses.legend(frameon=False)
-    versions = [version for version in demo.history.versions() if version.version > 0]
+    versions = [version for version in demo.history.versions if version.version > 0]
     rows = [("versions", MERGED_COLOUR, [version.committed_at_s for version in versions])]
     for name in reversed(SLOWDOWNS):
         deltas = [delta for version in versions for delta in version.deltas if delta.learner_id == name]

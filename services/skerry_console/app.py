@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import (
-    FileResponse,
     HTMLResponse,
     PlainTextResponse,
     RedirectResponse,
@@ -28,7 +28,6 @@ from starlette.responses import (
 )
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skerry import RunNotFoundError, RunsClient, SkerryError
 from skerry.cli import policy_text
@@ -47,14 +46,9 @@ R = TypeVar("R")
 
 _CLOCK: Final = SystemClock()
 _START_S: Final = 20.0
-_PAINT_S: Final = 0.3  # for which a page waits for events; those that come later it gets as changes
+_PAINT_S: Final = 0.1  # for which a page waits for events; those that come later it gets as changes
 _ALERT_PAUSE_S: Final = 1.0
 _LIST_PAUSE_S: Final = 10.0
-_HEADERS: Final = (
-    (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-)
 
 
 @dataclass
@@ -212,7 +206,8 @@ class Pages:
         fragment, number = request.path_params["fragment"], request.path_params["version"]
         with feed.history() as history:
             known = history.fragments.get(fragment)
-            view = next((view for view in known.versions if view.version == number), None) if known else None
+            seen = reversed(history.versions)
+            view = next((view for view in seen if (view.fragment, view.version) == (fragment, number)), None)
         if known is None or (view is None and number > known.version):
             return HTMLResponse(f"<p>{feed.run} has no such version.</p>", 404)
         if view is None or (view.delta_count and not view.deltas):
@@ -292,8 +287,11 @@ def application(console: Console, *, hosts: list[str]) -> Starlette:
         watching.cancel()
         console.close()
 
+    packed = gzip.compress(bokeh_script().read_bytes(), 6)  # once, and before anybody waits for it
+
     async def script(_: Request) -> Response:
-        return FileResponse(bokeh_script(), headers={"Cache-Control": "max-age=86400"})
+        headers = {"Cache-Control": "max-age=86400", "Content-Encoding": "gzip"}
+        return Response(packed, media_type="text/javascript", headers=headers)
 
     routes = [
         Route("/", pages.index),
@@ -309,25 +307,9 @@ def application(console: Console, *, hosts: list[str]) -> Starlette:
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
         Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
-        Middleware(_SecurityHeaders),
     ]
     handlers = {HTTPException: _refused}
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
-
-
-class _SecurityHeaders:
-    """Adds headers that keep other sites' scripts and frames out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
-            await send(message)
-
-        await self._app(scope, receive, sending)
 
 
 async def _read_version(
@@ -335,15 +317,15 @@ async def _read_version(
 ) -> VersionView | None:
     """Returns a version as the syncer remembers it, with the times that the watch has seen; None if it is forgotten."""
 
-    def read(client: RunsClient) -> VersionRecord | None:
-        records = client.list_versions(run, fragment, before_version=number + 1)
-        return next(islice(records, 1), None)
+    def read(client: RunsClient) -> list[VersionRecord]:
+        return list(islice(client.list_versions(run, fragment, before_version=number + 2), 2))  # the next one is first
 
     try:
-        record = await console.call(read)
+        records = await console.call(read)
     except SkerryError as error:
         raise HTTPException(502, str(error)) from error
-    if record is None or record.version.version != number:
+    record = next((record for record in records if record.version.version == number), None)
+    if record is None:
         return seen
     deltas = tuple(map(delta_view, record.merged))
     if seen is not None:
@@ -353,6 +335,7 @@ async def _read_version(
         version=number,
         position=record.position,
         committed_at_s=0.0,
+        until=None if records[0] is record else records[0].position,
         delta_count=len(deltas),
         update_size_bytes=record.update_size_bytes,
         participation=record.participation,

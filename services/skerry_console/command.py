@@ -107,7 +107,7 @@ def console(
     import uvicorn  # here: `skerry --help` does without the extra [console]
 
     from skerry_console.app import Console, application
-    from skerry_console.serving import with_tls
+    from skerry_console.serving import server_options
     from skerry_console.view import Settings
 
     host, port = server_address(listen)
@@ -129,8 +129,7 @@ def console(
         if port_file is not None:
             with replacing(port_file) as written:
                 written.write(f"{bound}\n".encode())
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, **with_tls(own))
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, **server_options(own))).run(sockets=[listening])
 
 
 @click.command(

@@ -9,17 +9,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from skerry import RunsClient, SkerryError
 from skerry.history.alerts import Alert, Severity, alerts, duration_text
 from skerry.history.following import follow
-from skerry.history.run_history import EventText, RunHistory, VersionView
+from skerry.history.run_history import EventText, RunHistory
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import system_random
 from skerry.runtime.logs import get_logger
 from skerry.v1.exchange_pb2 import WatchStart
-from skerry.v1.types_pb2 import RUN_STATUS_CLOSED, Event
+from skerry.v1.types_pb2 import RUN_STATUS_CLOSED
 from skerry_console.pictures import (
     adoption_columns,
     curve_columns,
@@ -38,6 +40,7 @@ _TICK_S: Final = 0.5
 _TICKS_A_SIGN: Final = 20
 _FOR_EVER_S: Final = 1e9
 _RECENT_COUNT: Final = 500  # entries that are read first, which takes a syncer less than a second
+_WHOLE_COUNT: Final = 100_000  # entries of the longest log that is read from its beginning, which takes minutes
 _AWAY_S: Final = 60.0  # after which a syncer that does not answer is an alert
 _AWAY_ACTION: Final = "Look whether a replica runs, and whether the console reaches it. Learners train on meanwhile."
 
@@ -65,8 +68,8 @@ class Cursor:
 class RunFeed:
     """One run, followed on a thread of its own until `close`.
 
-    It is followed from its beginning. If its `position` is given it is followed from shortly before that, and what is
-    older is read by another thread meanwhile.
+    It is followed from its beginning. If its `position` is given it is followed from shortly before that. What is older
+    is read by another thread meanwhile, unless the log is long.
     """
 
     def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings, *, position: int = 0) -> None:
@@ -78,10 +81,10 @@ class RunFeed:
         self._broke_at_s: float | None = None  # when nothing was heard any more; None: the run is followed
         self._is_closed = False
         self._settings = settings
-        self._history = RunHistory()
-        self._history.told_after = max(1, position - _RECENT_COUNT)
-        # What came while the past is read, and when; None: it is not read.
-        self._since: list[tuple[WatchStart | Event, float]] | None = None if self._history.is_whole else []
+        self._history = RunHistory(max(1, position - _RECENT_COUNT))
+        # What changed the history, from its start on, while the past is read; None: it is not read.
+        self._since: list[Callable[[RunHistory], object]] | None
+        self._since = None if self._history.is_whole or position > _WHOLE_COUNT else []
         self._lock = threading.Lock()
         self._client = connect()
         self._started = threading.Event()
@@ -220,12 +223,8 @@ class RunFeed:
                 until_closed=False,
                 tell=self._tell,
             ):
-                with self._lock:
-                    now_s = _CLOCK.unix_s()
-                    self._history.apply(message, now_s)
-                    if self._since is not None:
-                        self._since.append((message, now_s))
-                    self.error = self._broke_at_s = None
+                self._apply(partial(RunHistory.apply, message=message, now_s=_CLOCK.unix_s()))
+                self.error = self._broke_at_s = None
                 self._started.set()
                 if self._history.is_current:
                     self._current.set()
@@ -239,13 +238,19 @@ class RunFeed:
         for event in (self._started, self._current, self._closed):
             event.set()
 
-    def _read_past(self, since: list[tuple[WatchStart | Event, float]]) -> None:
-        """Reads what is older than the history, applies what came `since` once more, and shows that instead."""
+    def _apply(self, change: Callable[[RunHistory], object]) -> None:
+        with self._lock:
+            change(self._history)
+            if self._since is not None and self._history.name:
+                self._since.append(change)
+
+    def _read_past(self, since: list[Callable[[RunHistory], object]]) -> None:
+        """Reads what is older than the history, makes what changed `since` once more, and shows that instead."""
         self._current.wait()
-        whole, client = RunHistory(), self._connect()
+        whole, client = RunHistory(told_after=1), self._connect()
         try:
-            for start, now_s in since[:1]:
-                whole.apply(start, now_s)
+            for start in since[:1]:
+                start(whole)
             for message in follow(client, self.run, after_position=1, patience_s=_FOR_EVER_S, until_closed=False):
                 if self._is_closed or self.failure is not None:
                     return
@@ -255,8 +260,8 @@ class RunFeed:
                     break
                 whole.apply(message)
             with self._lock:
-                for again, now_s in since:
-                    whole.apply(again, now_s)
+                for change in since:
+                    change(whole)
                 self._history, self._id = whole, system_random().randbytes(8).hex()
         except SkerryError as error:
             _LOG.warning("the past of the run can't be read", run=self.run, cause=str(error))
@@ -268,8 +273,8 @@ class RunFeed:
         self.error = reason
         if self._broke_at_s is None:
             self._broke_at_s = _CLOCK.unix_s()
-            with self._lock:
-                self._history.note(f"the replica does not tell of the run any more; {reason}", self._broke_at_s)
+            text = f"the replica does not tell of the run any more; {reason}"
+            self._apply(partial(RunHistory.note, text=text, now_s=self._broke_at_s))
         _LOG.warning("the run can't be followed", run=self.run, cause=reason)
 
 
@@ -289,20 +294,12 @@ def _picture_changes(history: RunHistory, cursor: Cursor, *, has_events: bool) -
         change |= {"points": added} if added else {}
     if not change and not has_events:
         return {}
-    rows = {name: row for row, name in enumerate(history.fragments)}
+    rows, position = {name: row for row, name in enumerate(history.fragments)}, cursor.position
     return change | {
-        "cells": version_cells(_versions_after(history, cursor.position), rows),
+        "cells": version_cells(takewhile(lambda view: view.position > position, reversed(history.versions)), rows),
         "columns": {
             "rounds": round_columns(history),
             "adoptions": adoption_columns(history),
             "marks": mark_columns(history),
         },
     }
-
-
-def _versions_after(history: RunHistory, position: int) -> Iterator[VersionView]:
-    for fragment in history.fragments.values():
-        for version in reversed(fragment.versions):
-            if version.position <= position:
-                break
-            yield version

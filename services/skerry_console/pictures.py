@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -110,16 +110,18 @@ def version_cells(versions: Iterable[VersionView], rows: Mapping[str, int]) -> l
 
 
 def version_columns(history: RunHistory) -> dict[str, list[Any]]:
-    """Returns the map of versions: three images of fragments by versions, of which those to come are NaN."""
+    """Returns the map of the known versions: three images of fragments by versions, of which those to come are NaN."""
     rows = {name: row for row, name in enumerate(history.fragments)}
+    cells = version_cells(history.versions, rows)
+    first = int(min((version for _, version, *_ in cells), default=1))
     newest = max((fragment.version for fragment in history.fragments.values()), default=0)
-    width = 64 * (1 + (newest * 5 // 4) // 64)  # room for versions to come
+    width = 64 * (1 + (newest - first + 1) * 5 // 4 // 64)  # room for versions to come
     images = np.full((3, max(1, len(rows)), width), np.nan, np.float32)
-    for row, version, *values in version_cells(history.versions(), rows):
-        images[:, int(row), int(version) - 1] = values
+    for row, version, *values in cells:
+        images[:, int(row), int(version) - first] = values
     return {
         **{name: [image] for name, image in zip(COLOURINGS, images, strict=True)},
-        "x": [0.5],
+        "x": [first - 0.5],
         "y": [-0.5],
         "dw": [width],
         "dh": [len(rows)],
@@ -205,7 +207,7 @@ def mark_columns(history: RunHistory) -> dict[str, list[Any]]:
 
 
 def _newest_rounds(history: RunHistory) -> list[VersionView]:
-    newest = list(history.detailed)[-_ROUND_COUNT:]
+    newest = [*islice(reversed(history.versions), _ROUND_COUNT)][::-1]
     return [view for view in newest if view.opened_at_s is not None and view.closed_at_s is not None]
 
 

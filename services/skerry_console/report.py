@@ -19,19 +19,16 @@ _DETAILED_COUNT: Final = 500  # newest versions whose dialogue opens
 
 
 class Assets(NamedTuple):
-    """The page's style and scripts."""
+    """The page's scripts."""
 
-    css: str
     script: str
     bokeh: str
 
 
 def assets() -> Assets:
-    """Returns the style and the scripts, BokehJS among them."""
-    static = files("skerry_console") / "static"
+    """Returns the scripts, BokehJS among them."""
     return Assets(
-        css=(static / "console.css").read_text(),
-        script=(static / "console.js").read_text(),
+        script=(files("skerry_console") / "static" / "console.js").read_text(),
         bokeh=bokeh_script().read_text().replace("</script", "<\\/script"),
     )
 
@@ -43,10 +40,8 @@ def bokeh_script() -> Path:
 
 def report(history: RunHistory, settings: Settings) -> str:
     """Returns the report as HTML, as of the last thing that happened."""
-    newest = sorted(history.versions(), key=lambda view: -view.position)
-    versions = {
-        f"{view.fragment}/{view.version}": version_html(history, view) for view in islice(newest, _DETAILED_COUNT)
-    }
+    newest = islice(reversed(history.versions), _DETAILED_COUNT)
+    versions = {f"{view.fragment}/{view.version}": version_html(history, view) for view in newest}
     facts = {"run": history.name, "fragments": list(history.fragments), "is_report": True, "cursor": ""}
     return page(
         history,

@@ -1,14 +1,20 @@
-"""The console's own TLS: uvicorn's options, and whose certificate a request came with."""
+"""What uvicorn serves the console with: headers, TLS, and whose certificate a request came with."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skerry import Tls
+
+_HEADERS: Final = [  # which keep other sites' scripts and frames out
+    ("content-security-policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+]
 
 
 class _Identified(H11Protocol):
@@ -21,11 +27,11 @@ class _Identified(H11Protocol):
         super().connection_made(transport)
 
 
-def with_tls(files: Tls) -> dict[str, Any]:
-    """Returns what makes uvicorn serve with these files; with an authority, to clients with its certificates only."""
-    if files.cert is None:
-        return {}
-    options: dict[str, Any] = {"ssl_certfile": files.cert, "ssl_keyfile": files.key}
+def server_options(files: Tls) -> dict[str, Any]:
+    """Returns uvicorn's options, with TLS if there are files; with an authority, for clients with its certificates."""
+    options: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1, "headers": _HEADERS}
+    if files.cert is not None:
+        options |= {"ssl_certfile": files.cert, "ssl_keyfile": files.key}
     if files.ca is not None:
         options |= {"ssl_ca_certs": str(files.ca), "ssl_cert_reqs": ssl.CERT_REQUIRED, "http": _Identified}
     return options

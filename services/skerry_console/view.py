@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -42,6 +43,9 @@ def _code(text: str) -> Markup:
 
 
 _TEMPLATES.filters["code"] = _code
+_TEMPLATES.globals["css"] = (files("skerry_console") / "static" / "console.css").read_text()
+for _name in _TEMPLATES.list_templates():  # compiled now, while nobody waits for a page
+    _TEMPLATES.get_template(_name)
 
 
 @dataclass(frozen=True)
@@ -115,12 +119,10 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
     """Returns what the dialogue about a version says."""
     last = view.last_delta
     waited = view.waited_s
-    known = history.fragments[view.fragment].versions
-    replaced = next((newer.position for newer in known if newer.version > view.version), math.inf)
     judged = {
         f"{name} ({report.judge})": f"{value:.4f}"
         for report in history.reports
-        if view.position <= report.position < replaced
+        if view.position <= report.position < (view.until or math.inf)
         for name, value in sorted(report.metrics.items())
     }
     if view.source_version >= 0:
@@ -216,7 +218,6 @@ def _learner(history: RunHistory, view: LearnerView, now_s: float) -> dict[str, 
     behind, (up, down) = history.staleness(view), view.bits_per_s or (None, None)
     silent_s = None if view.heard_at_s is None else now_s - view.heard_at_s
     last_loss = view.losses.last
-    last_words = next((event.text for event in reversed(history.events) if event.learner_id == status.learner_id), "")
     step_s = report.step_time.ToMilliseconds() / 1000
     facts = [
         ("step", f"{report.step_count:,}" if has_report else NO_DATA),
@@ -237,7 +238,7 @@ def _learner(history: RunHistory, view: LearnerView, now_s: float) -> dict[str, 
         "facts": facts,
         "problem": report.problem,
         "unmerged": unmerged_text(status.fates),
-        "last_words": last_words,
+        "last_words": view.last_words,
     }
 
 

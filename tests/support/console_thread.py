@@ -18,7 +18,7 @@ from skerry.net.loop_thread import LoopThread
 from skerry.v1 import exchange_pb2 as exchange
 from skerry.v1 import types_pb2 as types
 from skerry_console.app import Console, application
-from skerry_console.serving import with_tls
+from skerry_console.serving import server_options
 from skerry_console.view import Settings
 from tests.support.raw_learner import RawLearner, attached, connected, create_run, quick
 
@@ -45,9 +45,8 @@ def console_of(connect: Callable[[], Any]) -> Iterator[str]:
 @contextmanager
 def _serving(served: Console, tls: Tls | None = None) -> Iterator[str]:
     app = application(served, hosts=["127.0.0.1"])
-    options: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 1, **with_tls(tls or Tls())}
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, **options))
+        server = uvicorn.Server(uvicorn.Config(app, **server_options(tls or Tls())))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="console")
         thread.start()
         try:

@@ -1,6 +1,7 @@
 """A console of a run with 100 learners, 24 fragments and 100,000 versions, which no syncer made: a process of its own.
 
-It prints its port, then commits one more version for each line that it reads.
+The console has just started and the versions are the past, or with the argument `followed` they all come while it
+watches. It prints its port, then commits one more version for each line that it reads.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -29,12 +31,13 @@ _ENTRY_COUNT = 16  # of a round, whose deltas come eight in an entry
 class SyntheticClient:
     """What a feed calls of a client."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_past: bool) -> None:
         self._began_s = time.time() - _SPAN_S
+        self._past_count = VERSION_COUNT if is_past else 0
         self._deltas: dict[str, list[types.DeltaFate]] = {}  # the same in each round, which is quicker to make
 
     def get_run(self, _: str) -> GetRunResponse:
-        return GetRunResponse(run=types.Run(position=_ENTRY_COUNT * VERSION_COUNT))
+        return GetRunResponse(run=types.Run(position=1 + _ENTRY_COUNT * self._past_count))
 
     def list_runs(self) -> list[types.Run]:
         return []
@@ -44,13 +47,13 @@ class SyntheticClient:
 
     def watch(self, _: str, *, after_position: int, **_options: Any) -> Iterator[WatchStart | Event]:
         """Yields the run, its past, and then a version for each line of standard input."""
-        position = _ENTRY_COUNT * VERSION_COUNT
+        position = 1 + _ENTRY_COUNT * self._past_count
         run = types.Run(name="large", uid="0", status=types.RUN_STATUS_OPEN, position=position)
         run.created_at.FromNanoseconds(int(1e9 * self._began_s))
         for name in FRAGMENTS:
             run.tensors.add(name=name, shape=[50_000, 10_000], dtype="float32")
             run.fragments.add(name=name, tensors=[name])
-            run.versions.add(fragment=name, version=(VERSION_COUNT - 1) // len(FRAGMENTS))
+            run.versions.add(fragment=name, version=self._past_count // len(FRAGMENTS))
         yield WatchStart(run=run, learners=[self._status(name, 0) for name in LEARNERS])
         for number in range(after_position // _ENTRY_COUNT, VERSION_COUNT):
             if number % (VERSION_COUNT // REPORT_COUNT) == 0:
@@ -61,7 +64,7 @@ class SyntheticClient:
             yield from self._round(number, is_recent=True)
 
     def _event(self, number: int, entry: int = 0, **kind: Any) -> Event:
-        event = Event(position=_ENTRY_COUNT * number + 1 + entry, **kind)
+        event = Event(position=_ENTRY_COUNT * number + 2 + entry, **kind)
         event.time.FromNanoseconds(int(1e9 * (self._began_s + _SPAN_S * number / VERSION_COUNT)))
         return event
 
@@ -116,7 +119,7 @@ class SyntheticClient:
 
 
 if __name__ == "__main__":
-    with console_of(SyntheticClient) as url:
+    with console_of(partial(SyntheticClient, is_past="followed" not in sys.argv)) as url:
         print(url, flush=True)
         while True:
             time.sleep(3600)

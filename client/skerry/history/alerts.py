@@ -102,7 +102,7 @@ def _late(history: RunHistory, now_s: float) -> Iterator[Finding]:
     if not _open(history) or not any(view.status.is_live for view in history.learners.values()):
         return
     for name, fragment in history.fragments.items():
-        if not fragment.versions or not fragment.usual_s:
+        if fragment.last is None or not fragment.usual_s:
             continue
         open_s = 0.0 if fragment.open_since_s is None else now_s - fragment.open_since_s
         if fragment.usual_round_s and open_s > max(_LATE_FACTOR * fragment.usual_round_s, _SILENT_S / 6):

@@ -1,7 +1,8 @@
 """What happened in a run: its learners, versions, rounds, losses and traffic, folded from the messages of a watch.
 
 One model feeds the terminal table, the console's pages, the report and the alerts. It holds nothing that another
-watch from position 1 would not give again, except what is never in the log: learners' reports and openings of rounds.
+watch from position 1 would not give again, except what is in no log: learners' reports, openings of rounds, and that a
+replica drained or failed. It is bounded: of what is old it keeps less, or nothing.
 
 Times are those of the log, whose writers' clocks may differ. How long ago something was is told by the observer's clock
 alone, except of what happened before it watched.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -39,6 +40,7 @@ from skerry.wire.policy import Policy
 
 _EVENT_COUNT: Final = 20_000  # of the newest
 _REPORT_COUNT: Final = 6  # reports over which bandwidth is averaged, 10 s or less, because deltas come in bursts
+_VERSION_COUNT: Final = 100_000  # of the newest, of all fragments
 _DETAILED_COUNT: Final = 2_000  # newest versions of which each delta is known; ListVersions has those of the others
 _REPORTED_COUNT: Final = 1_000
 _ADOPTED_COUNT: Final = 300  # newest versions of which the time is known at which a learner told of them
@@ -56,7 +58,6 @@ class EventText(NamedTuple):
     time_s: float
     kind: str
     text: str
-    learner_id: str = ""
 
 
 class DeltaView(NamedTuple):
@@ -86,6 +87,7 @@ class VersionView:
     received_bytes: int = 0  # of its deltas
     update_size_bytes: int = 0
     participation: float = 0.0
+    until: int | None = None  # position of the next version of its fragment
     source_version: int = -1  # whose content it has, where a roll-back made it
     is_abandoned: bool = False
     deltas: tuple[DeltaView, ...] = ()  # of the newest versions only
@@ -107,13 +109,15 @@ class LearnerView:
     """A learner, its last reports, and what the run took of it."""
 
     status: LearnerStatus
+    is_whole: bool = True  # whether the history has all that it did
     losses: Series = field(default_factory=Series)
     told_problem: str = ""  # the last that an event's words had
+    last_words: str = ""  # of the newest event that is about it
     heard_at_s: float | None = None  # its last report's or entry's time
     attached_at_s: float | None = None  # while it is attached
     trained_s: float = 0.0  # of earlier attachments
-    repeated_step_count: int = 0  # by which its count of steps fell when it was started again
-    merged_steps: Counter[str] = field(default_factory=Counter)  # by fragment
+    taken_step_count: int = 0  # since the history begins, also before it was started again
+    merged_steps: Counter[str] = field(default_factory=Counter)  # likewise, by fragment
     sent_bytes: int = 0  # of its accepted deltas
     merged_at_s: dict[str, float] = field(default_factory=dict)  # by fragment: when a version last had its delta
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=_SHARE_COUNT))
@@ -142,7 +146,8 @@ class LearnerView:
         while len(self.adopted_at_s) > _ADOPTED_COUNT:
             del self.adopted_at_s[next(iter(self.adopted_at_s))]
         last = self._reports[-1][1] if self._reports else report
-        self.repeated_step_count += max(0, last.step_count - report.step_count)
+        before = 0 if self.is_whole and not self._reports else last.step_count
+        self.taken_step_count += max(0, report.step_count - before)
         if report.sent_bytes < last.sent_bytes or report.received_bytes < last.received_bytes:
             self._reports.clear()
         self._reports.append((now_s, report))
@@ -192,7 +197,7 @@ class FragmentView:
     heard_at_s: float = 0.0  # of the newest version
     usual_s: float = 0.0  # moving average of the time between versions
     usual_round_s: float = 0.0  # and of that between a round's opening and its version
-    versions: list[VersionView] = field(default_factory=list)  # oldest first
+    last: VersionView | None = None  # the newest version, once its making was told
 
     def open(self, time_s: float, heard_at_s: float) -> None:
         """Opens the round, if it is not open."""
@@ -203,7 +208,7 @@ class FragmentView:
 class RunHistory:
     """The run as it is after every message so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, told_after: int = 0) -> None:
         self.name = ""
         self.uid = ""
         self.status = v1.RUN_STATUS_UNSPECIFIED
@@ -220,9 +225,10 @@ class RunHistory:
         self.metrics: dict[tuple[str, str], Series] = {}  # judges' reports, by judge and metric
         self.reports: deque[MetricsReport] = deque(maxlen=_REPORTED_COUNT)  # of judges, the newest
         self.version_count = 0
-        self.detailed: deque[VersionView] = deque()  # newest versions, with their deltas
+        self.versions: deque[VersionView] = deque(maxlen=_VERSION_COUNT)  # in the order of the log
         self.applied_position = 0
-        self.told_after = 0  # position after which the watch tells the past
+        self.told_after = told_after  # position after which the watch tells the past; 0: it does not
+        self._began_at = 0  # position of the first start, if the past is not told from the run's beginning
         self._started_at = 0  # position of the newest start: events up to it are the past, told again
         self._heard_at_s = 0.0  # the newest message: when it came, or when it happened if it tells the past again
         self._accepted_at_s: dict[str, float] = {}  # by delta that is pending
@@ -245,7 +251,7 @@ class RunHistory:
     @property
     def is_judged(self) -> bool:
         """Whether every judge that has reported has done so of the newest version."""
-        newest = max((view.versions[-1].position for view in self.fragments.values() if view.versions), default=0)
+        newest = self.versions[-1].position if self.versions else 0
         return all(
             position >= newest for position in {report.judge: report.position for report in self.reports}.values()
         )
@@ -265,7 +271,9 @@ class RunHistory:
         text, learner_id = self._apply_event(message, time_s)
         if text is not None:
             kind = message.WhichOneof("kind") or ""
-            self.events.append(EventText(message.position, time_s, kind, text, learner_id))
+            self.events.append(EventText(message.position, time_s, kind, text))
+            if learner_id in self.learners:
+                self.learners[learner_id].last_words = text
         return text
 
     def note(self, text: str, now_s: float) -> None:
@@ -301,7 +309,7 @@ class RunHistory:
                 name,
             )
             for name, fragment in self.fragments.items()
-            if fragment.versions and (length_s := max(own_s, fragment.usual_s, _LEAST_ROUND_S))
+            if fragment.last and (length_s := max(own_s, fragment.usual_s, _LEAST_ROUND_S))
         ]
         count, name = max(missed, default=(0.0, ""))
         return name, count
@@ -321,11 +329,11 @@ class RunHistory:
         return 3600 * (last.value - first.value) / (now_s - first.time_s)
 
     def goodput(self) -> float | None:
-        """Returns steps merged / steps taken, of all learners that report; None before the first, or if not whole."""
-        reporting = [view for view in self.learners.values() if view.status.report.step_count]
-        taken = sum(view.status.report.step_count + view.repeated_step_count for view in reporting)
+        """Returns steps merged / steps taken since the history begins, of all that report; None before both."""
+        reporting = [view for view in self.learners.values() if view.taken_step_count]
+        taken = sum(view.taken_step_count for view in reporting)
         merged = sum(sum(view.merged_steps.values()) / len(self.fragments) for view in reporting)
-        return min(1.0, merged / taken) if taken and self.is_whole and merged else None
+        return min(1.0, merged / taken) if taken and merged else None
 
     def learner_counts(self) -> tuple[int, int, int]:
         """Returns how many learners are live, expected (they did not leave) and participating."""
@@ -336,17 +344,13 @@ class RunHistory:
             sum(status.is_live and status.is_participating for status in statuses),
         )
 
-    def versions(self) -> Iterator[VersionView]:
-        """Yields the versions of all fragments that the watch has seen, fragment by fragment."""
-        for fragment in self.fragments.values():
-            yield from fragment.versions
-
     def _start(self, start: WatchStart, now_s: float) -> None:
         self.name, self.uid, self.status = start.run.name, start.run.uid, start.run.status
         self.policy = policy_of(start.run.policy, Policy())
         self.created_at_s = start.run.created_at.ToMilliseconds() / 1000
         self.position = max(self.position, start.run.position)
         self._started_at = start.run.position
+        self._began_at = self._began_at or (0 if self.is_whole else start.run.position)
         element_counts = {tensor.name: math.prod(tensor.shape) for tensor in start.run.tensors}
         for fragment in start.run.fragments:
             self._fragment(fragment.name).element_count = sum(element_counts[name] for name in fragment.tensors)
@@ -360,7 +364,7 @@ class RunHistory:
     def _update_learner(self, status: LearnerStatus, now_s: float) -> bool:
         """Applies a learner's status; returns whether it came, left or attached anew."""
         is_new = status.learner_id not in self.learners
-        view = self.learners.setdefault(status.learner_id, LearnerView(status))
+        view = self.learners.setdefault(status.learner_id, LearnerView(status, self.is_whole))
         before = view.status
         view.update(status, now_s)
         is_again = before.HasField("report") and not status.HasField("report")  # a new session has not reported yet
@@ -454,7 +458,8 @@ class RunHistory:
             self._accepted_at_s.pop(delta.delta_id, None)
             if version and delta.learner_id in self.learners:
                 learner = self.learners[delta.learner_id]
-                learner.merged_steps[name] += delta.step_count
+                if position > self._began_at:
+                    learner.merged_steps[name] += delta.step_count
                 learner.shares.append(delta.weight_share)
                 learner.merged_at_s[name] = self._heard_at_s
         heaviest = sorted(committed.merged, key=lambda delta: -delta.weight_share)[:_NAMED_COUNT]
@@ -464,28 +469,29 @@ class RunHistory:
         return f"{name} is at version {version} by {', '.join(shares) or 'no delta'}"
 
     def _add_version(self, fragment: FragmentView, version: VersionView) -> None:
-        if fragment.versions and version.version > 1:
+        if fragment.last is not None and version.version > 1:
             fragment.usual_s = _averaged(fragment.usual_s, self._heard_at_s - fragment.heard_at_s)
         if fragment.open_since_s is not None:
             fragment.usual_round_s = _averaged(fragment.usual_round_s, self._heard_at_s - fragment.open_since_s)
         fragment.heard_at_s = self._heard_at_s
-        fragment.versions.append(version)
+        if fragment.last is not None:
+            fragment.last.until = version.position
+        fragment.last = version
         fragment.opened_at_s = fragment.open_since_s = fragment.closed_at_s = None
         self.version_count += 1
-        self.detailed.append(version)
-        if len(self.detailed) > _DETAILED_COUNT:
-            self.detailed.popleft().deltas = ()
+        self.versions.append(version)
+        if len(self.versions) > _DETAILED_COUNT:
+            self.versions[-1 - _DETAILED_COUNT].deltas = ()
 
     def _progress(self) -> None:
         self.progress.add(Point(self._heard_at_s, self.step_count, self.token_count, self.version_count))
 
     def _roll_back(self, rolled: RolledBack, position: int, time_s: float) -> str:
         for target, source_version in zip(rolled.versions, rolled.source_versions, strict=True):
+            for version in self.versions:
+                if version.fragment == target.fragment and version.version > source_version:
+                    version.is_abandoned = True
             view = self._fragment(target.fragment)
-            for version in reversed(view.versions):
-                if version.version <= source_version:
-                    break
-                version.is_abandoned = True
             view.version, view.open_version = target.version, None
             made = VersionView(target.fragment, target.version, position, time_s, source_version=source_version)
             self._add_version(view, made)

@@ -6,7 +6,7 @@ const facts = JSON.parse(byId("facts").textContent);
 const pictures = JSON.parse(byId("pictures").textContent);
 
 const model = (name) => {
-  for (const shown of Bokeh.documents) {
+  for (const shown of window.Bokeh?.documents ?? []) {
     const found = shown.get_model_by_name(name);
     if (found) return found;
   }
@@ -53,11 +53,12 @@ function setCells(cells) {
   const source = model("versions");
   const names = Object.keys(images);
   const width = source.data.dw[0];
+  const first = source.data.x[0] + 0.5;
   let newest = 0;
   for (const [row, version, ...values] of cells) {
-    if (version > width) return void location.reload(); // the map is full: a new one has more room
+    if (version - first >= width) return void location.reload(); // the map is full: a new one has more room
     names.forEach((name, index) => {
-      source.data[name][0][row * width + version - 1] = values[index];
+      source.data[name][0][row * width + version - first] = values[index];
       images[name] = Math.max(images[name], values[index]);
     });
     newest = Math.max(newest, version);
@@ -123,13 +124,20 @@ async function apply(change) {
   if (change.sections && byId("event-words").value === "" && change.events) byId("event-page").innerHTML = change.events;
 }
 
-if (facts.is_report) {
-  draw(pictures);
-} else {
+function follow() {
   const source = new EventSource(`/runs/${facts.run}/changes?after=${facts.cursor}`);
   let applied = Promise.resolve();
   source.onmessage = (message) => { applied = applied.then(() => apply(JSON.parse(message.data))); };
   source.onerror = () => { byId("headline").textContent = "The console does not answer; trying again."; };
+}
+
+if (facts.is_report) {
+  draw(pictures);
+} else {
+  const script = document.createElement("script");
+  script.src = "/static/bokeh.min.js";
+  script.onload = follow;
+  requestAnimationFrame(() => setTimeout(() => document.body.append(script))); // the page is painted before it runs
 }
 
 byId("loss-axis").onchange = setLossAxis;

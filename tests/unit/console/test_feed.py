@@ -150,20 +150,40 @@ async def test_the_newest_is_shown_first_and_the_past_with_it_once_it_is_read() 
     feed.wait_current(20)
     changes = feed.changes(feed.cursor())
     first = await next_change(changes)
-    assert "reading the past before position 1500" in first["sections"]["headline"]
+    assert "shown from position 1500 on" in first["sections"]["headline"]
     assert [">goodput</dt><dd>no data<" in first["sections"]["kpis"], ">cost<" in first["sections"]["kpis"]] == [
         True,
         False,
     ]
     past._read.acquire()
     past.tell(*recorded.round_events(8, 4000.0, "eu", position=10))
+    recent.tell(error_of("UNREACHABLE", "the replica drains"))
     recent.tell(*recorded.round_events(10, 5010.0, "eu", position=2001))
     past._messages.put(v1.Event(position=1501))
     while "pictures" not in (change := await next_change(changes)):
         pass
-    assert "reading the past" not in change["sections"]["headline"]
+    assert "shown from" not in change["sections"]["headline"]
     assert ">goodput</dt><dd>100%<" in change["sections"]["kpis"]
     with feed.history() as history:
-        assert [view.version for view in history.versions()] == [8, 9, 10]
+        assert [view.version for view in history.versions] == [8, 9, 10]
+        assert [event.text for event in history.events if "the replica drains" in event.text], "it is in no log"
     feed.close()
     past.close()
+
+
+async def test_the_past_of_a_long_log_is_not_read_and_goodput_is_that_of_what_is_shown() -> None:
+    run = v1.Run(name="demo", uid="1", status=v1.RUN_STATUS_OPEN, position=1_000_000)
+    run.fragments.add(name="head")
+    stream: Any = Stream(run)
+    clients = iter([stream])
+    feed = RunFeed(lambda: next(clients), "demo", Settings(prices={"eu": 1.0}), position=1_000_000)
+    stream._read.acquire()
+    stream.tell(*recorded.round_events(9, 5000.0, "eu", position=999_990))
+    stream.tell(recorded.event(5001.0, 1_000_000, learner=recorded.learner("eu", step_count=48)))
+    stream.tell(*recorded.round_events(10, 5010.0, "eu", position=1_000_001))
+    feed.wait_current(20)
+    shown = (await next_change(feed.changes(feed.cursor())))["sections"]
+    assert "shown from position 999500 on" in shown["headline"]
+    assert ">goodput</dt><dd>63%<" in shown["kpis"], "24 merged of the 38 that were taken since its first report"
+    assert ">cost<" not in shown["kpis"]
+    feed.close()

@@ -38,7 +38,15 @@ def test_the_map_has_a_cell_a_version_and_room_for_more() -> None:
     assert image[0, :2].tolist() == [2.0, 2.0]
     assert np.isnan(image[0, 2:]).all()
     assert image.shape[1] >= 64
-    assert version_cells(history.versions(), {"head": 0}) == [[0, 1, 2, 0, 1500], [0, 2, 2, 0, 1500]]
+    assert version_cells(history.versions, {"head": 0}) == [[0, 1, 2, 0, 1500], [0, 2, 2, 0, 1500]]
+
+
+def test_the_map_begins_with_the_oldest_version_that_is_known() -> None:
+    history = started(*round_events(4100, 100.0, "us"), *round_events(4101, 110.0, "us"))
+    columns = version_columns(history)
+    assert columns["x"] == [4099.5]
+    assert columns["contributors"][0].shape == (1, 64)
+    assert columns["contributors"][0][0, :2].tolist() == [1.0, 1.0]
 
 
 def test_a_round_is_a_bar_with_what_it_waited_for() -> None:

@@ -80,7 +80,7 @@ def test_a_version_says_who_made_it_when_and_how_to_go_back_to_it() -> None:
     history = started(*round_events(1, 100.0, "us", "eu"))
     report = v1.MetricsReport(position=12, judge="eval", metrics={"held-out": 1.75})
     history.apply(event(110.0, 15, metrics_reported=report))
-    (version,) = history.versions()
+    (version,) = history.versions
     html = version_html(history, version)
     facts = kpis(html)
     assert facts["made by"] == "a round of 2 deltas"
@@ -91,7 +91,7 @@ def test_a_version_says_who_made_it_when_and_how_to_go_back_to_it() -> None:
     for message in round_events(2, 120.0, "us", position=20):
         history.apply(message)
     history.apply(event(130.0, 30, metrics_reported=v1.MetricsReport(position=25, judge="eval", metrics={"late": 1.5})))
-    first, second = history.versions()
+    first, second = history.versions
     assert "late" not in version_html(history, first), "which is of another version"
     assert kpis(version_html(history, second))["late (eval)"] == "1.5000"
     assert "<button" not in html

@@ -135,7 +135,7 @@ def test_what_was_not_merged_is_told_with_its_causes_the_most_frequent_first() -
 def test_a_version_knows_how_long_its_round_waited_and_for_whom() -> None:
     us = [recorded.event(90, learner=recorded.learner(name)) for name in ("us", "eu")]
     history = recorded.started(*us, *recorded.round_events(1, 100.0, "us", "eu"))
-    (version,) = history.versions()
+    (version,) = history.versions
     assert (version.opened_at_s, version.waited_s, version.committed_at_s) == (100.0, 2.0, 102.5)
     assert version.last_delta is not None
     assert version.last_delta.learner_id == "eu"
@@ -166,7 +166,7 @@ def test_a_rollback_abandons_versions_and_names_its_author() -> None:
         versions=[v1.FragmentVersion(fragment="head", version=4)], source_versions=[1], target_position=12, author="ops"
     )
     history = recorded.started(*recorded.rounds(3, "us"), recorded.event(200, 20, rolled_back=rolled))
-    assert [view.is_abandoned for view in history.versions()] == [False, True, True, False]
+    assert [view.is_abandoned for view in history.versions] == [False, True, True, False]
     assert history.events[-1].text == "rolled back 1 fragments to their content at position 12 by ops"
 
 

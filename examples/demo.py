@@ -332,8 +332,9 @@ def draw(demo: Demo, path: Path) -> None:
     versions = [version for version in demo.history.versions if version.version > 0]
     rows = [("versions", MERGED_COLOUR, [version.committed_at_s for version in versions])]
     for name in reversed(SLOWDOWNS):
-        deltas = [delta for version in versions for delta in version.deltas if delta.learner_id == name]
-        rows.append((name, COLOURS[name], [delta.accepted_at_s for delta in deltas if delta.accepted_at_s]))
+        deltas = [(version, delta) for version in versions for delta in version.deltas if delta.learner_id == name]
+        moments_s = [version.came_at_s.get(delta.delta_id, 0.0) for version, delta in deltas]
+        rows.append((name, COLOURS[name], [moment_s for moment_s in moments_s if moment_s]))
     for height, (_, colour, moments_s) in enumerate(rows):
         offsets_s = [moment_s - start_s for moment_s in moments_s]
         exchange.eventplot(offsets_s, lineoffsets=height, linelengths=0.7, linewidths=2, colors=colour)

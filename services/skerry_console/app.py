@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from skerry import RunNotFoundError, RunsClient, SkerryError
 from skerry.cli import policy_text
 from skerry.cli.console import count_text
-from skerry.history.run_history import VersionView, delta_view, status_word
+from skerry.history.run_history import VersionView, status_word, version_view
 from skerry.runtime.clock import SystemClock
 from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import RUN_STATUS_OPEN
@@ -74,32 +74,25 @@ class Console:
         """Returns the feed of a run, once it has started, and has the newest that happened or had time for that.
 
         Raises:
-            HTTPException: there is no such run, or the syncer does not answer.
+            SkerryError, TimeoutError: there is no such run, or the syncer does not answer.
+            ValueError: that is no name of a run.
         """
-        try:
-            check_name(run, kind="run")
-        except ValueError as error:
-            raise HTTPException(404, str(error)) from error
+        check_name(run, kind="run")
         if run in self._feeds and self._feeds[run].failure is not None:  # deleted, and perhaps made again
             self._feeds.pop(run).close()
         if run not in self._feeds:
-            try:
-                known = await self.call(lambda client: client.get_run(run))  # a feed would wait for one to be created
-            except RunNotFoundError as error:
-                raise HTTPException(404, str(error)) from error
-            except SkerryError as error:
-                raise HTTPException(502, str(error)) from error
+            known = await self.call(lambda client: client.get_run(run))  # a feed would wait for one to be created
             if run not in self._feeds:  # nobody else made it meanwhile
                 self._feeds[run] = RunFeed(self.connect, run, self.settings, position=known.run.position)
         feed = self._feeds[run]
         try:
             await asyncio.to_thread(feed.wait_started, _START_S)
             await asyncio.to_thread(feed.wait_current, patience_s)
-        except (SkerryError, TimeoutError) as error:
+        except (SkerryError, TimeoutError):
             if self._feeds.get(run) is feed:  # nobody else who waited for it has taken it out
                 del self._feeds[run]
             feed.close()
-            raise HTTPException(502, str(error)) from error
+            raise
         return feed
 
     async def watch(self) -> None:
@@ -109,7 +102,7 @@ class Console:
         while True:
             if _CLOCK.monotonic_s() - listed_at_s >= _LIST_PAUSE_S:
                 listed_at_s = _CLOCK.monotonic_s()
-                with suppress(SkerryError, HTTPException):
+                with suppress(SkerryError, TimeoutError):
                     await self._follow_open_runs()
             for name, feed in list(self._feeds.items()):
                 if self.webhook_url is not None:
@@ -137,10 +130,7 @@ class Pages:
 
     async def index(self, _: Request) -> Response:
         """Lists the runs, or shows the only one."""
-        try:
-            runs = await self._console.call(RunsClient.list_runs)
-        except SkerryError as error:
-            raise HTTPException(502, str(error)) from error
+        runs = await self._console.call(RunsClient.list_runs)
         if len(runs) == 1:
             return RedirectResponse(f"/runs/{runs[0].name}")
         rows = [
@@ -272,8 +262,12 @@ async def compressed(texts: AsyncIterator[str | bytes]) -> AsyncIterator[bytes]:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return HTMLResponse(error_page(error.detail, may_pass=error.status_code == 502), error.status_code)
+    """Returns a page that says what is wrong: with the request's name or value, or else with the syncer."""
+    if isinstance(error, HTTPException):
+        status, reason = error.status_code, error.detail
+    else:
+        status, reason = 404 if isinstance(error, RunNotFoundError | ValueError) else 502, str(error)
+    return HTMLResponse(error_page(reason, may_pass=status == 502), status)
 
 
 def application(console: Console, *, hosts: list[str]) -> Starlette:
@@ -308,7 +302,7 @@ def application(console: Console, *, hosts: list[str]) -> Starlette:
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
         Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
     ]
-    handlers = {HTTPException: _refused}
+    handlers = dict.fromkeys((HTTPException, SkerryError, TimeoutError, ValueError), _refused)
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
 
 
@@ -320,26 +314,15 @@ async def _read_version(
     def read(client: RunsClient) -> list[VersionRecord]:
         return list(islice(client.list_versions(run, fragment, before_version=number + 2), 2))  # the next one is first
 
-    try:
-        records = await console.call(read)
-    except SkerryError as error:
-        raise HTTPException(502, str(error)) from error
+    records = await console.call(read)
     record = next((record for record in records if record.version.version == number), None)
     if record is None:
         return seen
-    deltas = tuple(map(delta_view, record.merged))
     if seen is not None:
-        return replace(seen, deltas=deltas)
-    return VersionView(
-        fragment=fragment,
-        version=number,
-        position=record.position,
-        committed_at_s=0.0,
+        return replace(seen, deltas=record.merged)
+    return replace(
+        version_view(record, record.position),
         until=None if records[0] is record else records[0].position,
-        delta_count=len(deltas),
-        update_size_bytes=record.update_size_bytes,
-        participation=record.participation,
         source_version=record.source_version,
         is_abandoned=record.is_abandoned,
-        deltas=deltas,
     )

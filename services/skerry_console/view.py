@@ -140,7 +140,7 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
         ("participation", f"{view.participation:.0%}" if view.participation else NO_DATA),
         *judged.items(),
     ]
-    opened_at_s = view.opened_at_s or 0.0
+    opened_at_s, came_at_s = view.opened_at_s or 0.0, view.came_at_s
     deltas = [
         {
             "learner": delta.learner_id,
@@ -149,9 +149,9 @@ def version_html(history: RunHistory, view: VersionView, *, allows_actions: bool
             "tokens": count_text(delta.token_count),
             "size": size_text(delta.size_bytes),
             "staleness": delta.staleness,
-            "came": NO_DATA if delta.accepted_at_s is None else f"+{_seconds(delta.accepted_at_s - opened_at_s)}",
+            "came": _known(came_at_s.get(delta.delta_id), lambda time_s: f"+{_seconds(time_s - opened_at_s)}"),
         }
-        for delta in sorted(view.deltas, key=lambda delta: delta.accepted_at_s or 0.0)
+        for delta in sorted(view.deltas, key=lambda delta: came_at_s.get(delta.delta_id, 0.0))
     ]
     run, position = history.name, view.position
     commands = (

@@ -92,15 +92,15 @@ def _learner(state: RunHistory, view: LearnerView) -> dict[str, str | Text]:
 
 
 def _fragment(name: str, view: FragmentView) -> dict[str, str | Text]:
-    committed = view.committed
+    last = view.last
     return {
         "fragment": name,
         "elements": count_text(view.element_count),
         "version": str(view.version),
-        "deltas": str(len(committed.merged)) if committed else "-",
-        "staleness": str(max((delta.staleness for delta in committed.merged), default=0)) if committed else "-",
-        "participation": f"{committed.participation:.0%}" if committed else "-",
-        "update": size_text(committed.update_size_bytes) if committed else "-",
+        "deltas": str(last.delta_count) if last else "-",
+        "staleness": str(last.staleness) if last else "-",
+        "participation": f"{last.participation:.0%}" if last else "-",
+        "update": size_text(last.update_size_bytes) if last else "-",
         "round": Text("" if view.open_version is None else f"gathering {view.open_version}", style="yellow"),
     }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -60,18 +60,6 @@ class EventText(NamedTuple):
     text: str
 
 
-class DeltaView(NamedTuple):
-    """A delta that was merged."""
-
-    learner_id: str
-    accepted_at_s: float | None  # None: accepted before the watch began
-    weight_share: float
-    staleness: int
-    step_count: int
-    token_count: int
-    size_bytes: int
-
-
 @dataclass(slots=True)
 class VersionView:
     """A version of a fragment, and the round that made it; times are None where the watch began later."""
@@ -79,24 +67,24 @@ class VersionView:
     fragment: str
     version: int
     position: int
-    committed_at_s: float
+    committed_at_s: float = 0.0
     opened_at_s: float | None = None  # its first delta, or when the syncer opened the round if that is earlier
     closed_at_s: float | None = None
     delta_count: int = 0
     staleness: int = 0  # of its stalest delta
-    received_bytes: int = 0  # of its deltas
     update_size_bytes: int = 0
     participation: float = 0.0
     until: int | None = None  # position of the next version of its fragment
     source_version: int = -1  # whose content it has, where a roll-back made it
     is_abandoned: bool = False
-    deltas: tuple[DeltaView, ...] = ()  # of the newest versions only
+    deltas: Sequence[DeltaFate] = ()  # of the newest versions only
+    came_at_s: Mapping[str, float] = field(default_factory=dict)  # likewise, by delta id
 
     @property
-    def last_delta(self) -> DeltaView | None:
+    def last_delta(self) -> DeltaFate | None:
         """The delta of its round that came last; None if that is not known."""
-        timed = [delta for delta in self.deltas if delta.accepted_at_s is not None]
-        return max(timed, key=lambda delta: delta.accepted_at_s or 0.0, default=None)
+        timed = [delta for delta in self.deltas if delta.delta_id in self.came_at_s]
+        return max(timed, key=lambda delta: self.came_at_s[delta.delta_id], default=None)
 
     @property
     def waited_s(self) -> float | None:
@@ -185,11 +173,10 @@ class LearnerView:
 
 @dataclass
 class FragmentView:
-    """A fragment, its newest version, and how that was made, where that is known."""
+    """A fragment, its newest version, and its round."""
 
     element_count: int = 0
     version: int = 0
-    committed: VersionCommitted | VersionRecord | None = None
     open_version: int | None = None
     opened_at_s: float | None = None  # of the round that gathers or merges
     closed_at_s: float | None = None
@@ -210,11 +197,9 @@ class RunHistory:
 
     def __init__(self, told_after: int = 0) -> None:
         self.name = ""
-        self.uid = ""
         self.status = v1.RUN_STATUS_UNSPECIFIED
         self.position = 0
         self.policy = Policy()
-        self.created_at_s = 0.0
         self.now_s = 0.0  # of the last message
         self.step_count = 0.0  # the run's progress in inner steps
         self.token_count = 0.0
@@ -283,7 +268,7 @@ class RunHistory:
     def apply_version(self, record: VersionRecord) -> None:
         """Applies how a fragment's newest version was made, which the run's state alone does not say."""
         if record.merged:
-            self._fragment(record.version.fragment).committed = record
+            self._fragment(record.version.fragment).last = version_view(record, record.position)
 
     def staleness(self, learner: LearnerView) -> int | None:
         """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
@@ -345,9 +330,8 @@ class RunHistory:
         )
 
     def _start(self, start: WatchStart, now_s: float) -> None:
-        self.name, self.uid, self.status = start.run.name, start.run.uid, start.run.status
+        self.name, self.status = start.run.name, start.run.status
         self.policy = policy_of(start.run.policy, Policy())
-        self.created_at_s = start.run.created_at.ToMilliseconds() / 1000
         self.position = max(self.position, start.run.position)
         self._started_at = start.run.position
         self._began_at = self._began_at or (0 if self.is_whole else start.run.position)
@@ -449,13 +433,16 @@ class RunHistory:
     def _commit(self, committed: VersionCommitted, position: int, time_s: float) -> str:
         name, version = committed.version.fragment, committed.version.version
         view = self._fragment(name)
-        view.version, view.committed, view.open_version = max(view.version, version), committed, None
-        self._add_version(view, _version_view(committed, position, time_s, view, self._accepted_at_s))
+        view.version, view.open_version = max(view.version, version), None
+        made = version_view(committed, position)
+        made.committed_at_s, made.opened_at_s, made.closed_at_s = time_s, view.opened_at_s, view.closed_at_s
+        known = self._accepted_at_s
+        made.came_at_s = {delta.delta_id: known.pop(delta.delta_id) for delta in made.deltas if delta.delta_id in known}
+        self._add_version(view, made)
         if committed.run_token_count:
             self.step_count, self.token_count = committed.run_step_count, committed.run_token_count
         self._progress()
         for delta in committed.merged:
-            self._accepted_at_s.pop(delta.delta_id, None)
             if version and delta.learner_id in self.learners:
                 learner = self.learners[delta.learner_id]
                 if position > self._began_at:
@@ -481,7 +468,8 @@ class RunHistory:
         self.version_count += 1
         self.versions.append(version)
         if len(self.versions) > _DETAILED_COUNT:
-            self.versions[-1 - _DETAILED_COUNT].deltas = ()
+            old = self.versions[-1 - _DETAILED_COUNT]
+            old.deltas, old.came_at_s = (), {}
 
     def _progress(self) -> None:
         self.progress.add(Point(self._heard_at_s, self.step_count, self.token_count, self.version_count))
@@ -529,40 +517,17 @@ def _averaged(usual_s: float, span_s: float) -> float:
     return usual_s + 0.2 * (max(0.0, span_s) - usual_s) if usual_s else max(0.0, span_s)
 
 
-def _version_view(
-    committed: VersionCommitted,
-    position: int,
-    time_s: float,
-    fragment: FragmentView,
-    accepted_at_s: Mapping[str, float],
-) -> VersionView:
-    deltas = tuple(delta_view(delta, accepted_at_s.get(delta.delta_id)) for delta in committed.merged)
+def version_view(made: VersionCommitted | VersionRecord, position: int) -> VersionView:
+    """Returns a version as the contract has it, without the times of its round."""
     return VersionView(
-        fragment=committed.version.fragment,
-        version=committed.version.version,
+        fragment=made.version.fragment,
+        version=made.version.version,
         position=position,
-        committed_at_s=time_s,
-        opened_at_s=fragment.opened_at_s,
-        closed_at_s=fragment.closed_at_s,
-        delta_count=len(deltas),
-        staleness=max((delta.staleness for delta in deltas), default=0),
-        received_bytes=sum(delta.size_bytes for delta in deltas),
-        update_size_bytes=committed.update_size_bytes,
-        participation=committed.participation,
-        deltas=deltas,
-    )
-
-
-def delta_view(delta: DeltaFate, accepted_at_s: float | None = None) -> DeltaView:
-    """Returns a delta that was merged, as the contract has it, with the time at which it came."""
-    return DeltaView(
-        learner_id=delta.learner_id,
-        accepted_at_s=accepted_at_s,
-        weight_share=delta.weight_share,
-        staleness=delta.staleness,
-        step_count=delta.step_count,
-        token_count=delta.token_count,
-        size_bytes=delta.size_bytes,
+        delta_count=len(made.merged),
+        staleness=max((delta.staleness for delta in made.merged), default=0),
+        update_size_bytes=made.update_size_bytes,
+        participation=made.participation,
+        deltas=made.merged,
     )
 
 

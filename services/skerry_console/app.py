@@ -37,8 +37,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.v1.runs_pb2 import VersionRecord
 from skerry.v1.types_pb2 import RUN_STATUS_OPEN
 from skerry.wire.layout import check_name
-from skerry_console.feed import Cursor, RunFeed
-from skerry_console.report import bokeh_script, report, script_json
+from skerry_console.feed import RunFeed
+from skerry_console.report import bokeh_script, report
 from skerry_console.view import Settings, error_page, events_html, page, runs_page, version_html
 from skerry_console.webhook import Webhook
 
@@ -142,39 +142,19 @@ class Pages:
             }
             for run in runs
         ]
-        return HTMLResponse(runs_page(rows, title="Skerry", assets=None))
+        return HTMLResponse(runs_page(rows))
 
     async def run_page(self, request: Request) -> Response:
         """Shows a run."""
         feed = await self._console.feed(request.path_params["run"], _PAINT_S)
         with feed.history() as history:
-            facts = {
-                "run": feed.run,
-                "fragments": list(history.fragments),
-                "is_report": False,
-                "cursor": str(feed.cursor()),
-            }
-            html = page(
-                history,
-                self._console.settings,
-                _CLOCK.unix_s(),
-                title=f"{feed.run}: Skerry",
-                is_report=False,
-                assets=None,
-                pictures="{}",
-                facts=script_json(facts),
-                versions={},
-            )
+            html = page(history, self._console.settings, _CLOCK.unix_s(), title=f"{feed.run}: Skerry", feed=feed.id)
         return HTMLResponse(html)
 
     async def changes(self, request: Request) -> Response:
         """Streams what changes on the page of a run."""
         feed = await self._console.feed(request.path_params["run"])
-        try:
-            cursor = Cursor.parsed(request.headers.get("last-event-id") or request.query_params["after"])
-        except (KeyError, ValueError) as error:
-            raise HTTPException(400, "`after` is not a cursor of a page") from error
-        stream: AsyncIterator[str | bytes] = feed.changes(cursor)
+        stream: AsyncIterator[str | bytes] = feed.changes(request.query_params.get("feed", ""))
         headers = {"Cache-Control": "no-store"}
         if "zstd" in request.headers.get("accept-encoding", ""):
             stream, headers["Content-Encoding"] = compressed(stream), "zstd"

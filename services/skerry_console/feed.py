@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from skerry import RunsClient, SkerryError
 from skerry.history.alerts import Alert, Severity, alerts, duration_text
@@ -45,26 +45,6 @@ _AWAY_S: Final = 60.0  # after which a syncer that does not answer is an alert
 _AWAY_ACTION: Final = "Look whether a replica runs, and whether the console reaches it. Learners train on meanwhile."
 
 
-@dataclass(frozen=True)
-class Cursor:
-    """What a page shows already: of which feed, up to which log position, and how many points of each curve."""
-
-    feed: str
-    position: int
-    point_counts: tuple[int, ...] | None  # None: it has no pictures yet
-
-    def __str__(self) -> str:
-        counts = "none" if self.point_counts is None else ",".join(map(str, self.point_counts))
-        return f"{self.feed}:{self.position}:{counts}"
-
-    @classmethod
-    def parsed(cls, text: str) -> Cursor:
-        """Returns the cursor that `str` gave; raises ValueError."""
-        feed, position, counts = text.split(":")
-        point_counts = None if counts == "none" else tuple(map(int, filter(None, counts.split(","))))
-        return cls(feed, int(position), point_counts)
-
-
 class RunFeed:
     """One run, followed on a thread of its own until `close`.
 
@@ -75,7 +55,7 @@ class RunFeed:
     def __init__(self, connect: Callable[[], RunsClient], run: str, settings: Settings, *, position: int = 0) -> None:
         self.run = run
         self._connect = connect
-        self._id = system_random().randbytes(8).hex()
+        self.id = system_random().randbytes(8).hex()
         self.error: str | None = None  # why the run can't be followed now
         self.failure: SkerryError | None = None  # why it is not followed any more
         self._broke_at_s: float | None = None  # when nothing was heard any more; None: the run is followed
@@ -89,8 +69,6 @@ class RunFeed:
         self._client = connect()
         self._started = threading.Event()
         self._current = threading.Event()
-        self._closed = threading.Event()
-        self._sections: tuple[float, dict[str, str]] = (0.0, {})
         self._thread = threading.Thread(target=self._follow, name=f"follow {run}", daemon=True)
         self._thread.start()
         if self._since is not None:
@@ -129,12 +107,11 @@ class RunFeed:
         Raises:
             SkerryError: the run can't be followed any more.
         """
-        self._closed.wait()
-        ends_at_s = _CLOCK.monotonic_s() + patience_s
+        ends_at_s = math.inf
         while self._thread.is_alive() and _CLOCK.monotonic_s() < ends_at_s:
             with self.history() as history:
-                if history.is_judged:
-                    break
+                if history.is_current and history.status == RUN_STATUS_CLOSED:
+                    ends_at_s = min(ends_at_s, 0.0 if history.is_judged else _CLOCK.monotonic_s() + patience_s)
             self._thread.join(_TICK_S)
         if self.failure is not None:
             raise self.failure
@@ -164,54 +141,42 @@ class RunFeed:
         """Returns the time now, since 1970, or when the stream broke."""
         return _CLOCK.unix_s() if self._broke_at_s is None else self._broke_at_s
 
-    def cursor(self) -> Cursor:
-        """Returns the cursor of a page that is made now, without pictures: the first change brings them."""
-        return Cursor(self._id, self._history.applied_position, None)
+    async def changes(self, page_feed: str) -> AsyncIterator[str]:
+        """Yields server-sent events of what changes, twice a second at most; the first has every part and picture.
 
-    async def changes(self, cursor: Cursor) -> AsyncIterator[str]:
-        """Yields server-sent events of what changed since the cursor, twice a second at most.
-
-        The last one asks for a new page: the run is not followed any more, or the cursor is of another feed's page.
+        The last one asks for a new page: the run is not followed any more, or the page is of another feed.
         """
         shown: dict[str, str] = {}
         told: EventText | None = None
+        drawn: _Drawn | None = None
         quiet_ticks = 0
 
         def look() -> dict[str, Any]:
-            nonlocal shown, told, cursor
+            nonlocal shown, told, drawn
             with self.history() as history:
-                if cursor.feed != self._id:  # the past is there now
-                    cursor = Cursor(self._id, 0, None)
-                fresh = self._fresh_sections(history)
+                fresh = sections(history, self._settings, self._known_until_s(), problem=self.error or "")
                 changed = {name: html for name, html in fresh.items() if shown.get(name) != html}
                 change: dict[str, Any] = {"sections": changed} if changed else {}
                 newest = history.events[-1] if history.events else None
-                change |= _picture_changes(history, cursor, has_events=newest is not told)
+                if drawn is None or drawn.history is not history:  # the past is there now
+                    change["pictures"] = items(history)
+                else:
+                    change |= _picture_changes(drawn, has_events=newest is not told)
                 if newest is not told:
                     change["events"], told = events_html(history, "", 0), newest
-                counts = tuple(series.added_count for series in curves(history).values())
-                shown, cursor = fresh, Cursor(self._id, history.applied_position, counts)
+                counts = {name: series.added_count for name, series in curves(history).items()}
+                shown, drawn = fresh, _Drawn(history, history.applied_position, counts)
             return change
 
-        is_known = cursor.feed == self._id
-        while is_known and self.failure is None:
+        while page_feed == self.id and self.failure is None:
             change = await asyncio.to_thread(look)  # pictures of a large run take a second
             quiet_ticks = 0 if change else quiet_ticks + 1
             if change:
-                yield f"id: {cursor}\ndata: {json.dumps(change)}\n\n"
+                yield f"data: {json.dumps(change)}\n\n"
             elif quiet_ticks % _TICKS_A_SIGN == 0:
                 yield ": nothing new\n\n"  # so that proxies keep the stream, and a page that is gone is noticed
             await asyncio.sleep(_TICK_S)
         yield 'data: {"reload": true}\n\n'
-
-    def _fresh_sections(self, history: RunHistory) -> dict[str, str]:
-        """Returns the page's sections as of now; everybody who looks shares them for a tick."""
-        made_at_s, made = self._sections
-        now_s = _CLOCK.unix_s()
-        if now_s - made_at_s >= _TICK_S / 2:
-            made = sections(history, self._settings, self._known_until_s(), problem=self.error or "")
-            self._sections = now_s, made
-        return made
 
     def _follow(self) -> None:
         try:
@@ -228,15 +193,13 @@ class RunFeed:
                 self._started.set()
                 if self._history.is_current:
                     self._current.set()
-                    if self._history.status == RUN_STATUS_CLOSED:
-                        self._closed.set()
         except (CancelledError, RuntimeError):  # by `close`, while the thread waits for a message or applies one
             if not self._is_closed:
                 raise
         except SkerryError as error:
             self.failure = error
-        for event in (self._started, self._current, self._closed):
-            event.set()
+        self._started.set()
+        self._current.set()
 
     def _apply(self, change: Callable[[RunHistory], object]) -> None:
         with self._lock:
@@ -262,7 +225,7 @@ class RunFeed:
             with self._lock:
                 for change in since:
                     change(whole)
-                self._history, self._id = whole, system_random().randbytes(8).hex()
+                self._history = whole
         except SkerryError as error:
             _LOG.warning("the past of the run can't be read", run=self.run, cause=str(error))
         finally:
@@ -278,25 +241,30 @@ class RunFeed:
         _LOG.warning("the run can't be followed", run=self.run, cause=reason)
 
 
-def _picture_changes(history: RunHistory, cursor: Cursor, *, has_events: bool) -> dict[str, Any]:
-    """Returns what the pictures' sources gained since the cursor; anew the picture of losses if a curve is, or all."""
-    if cursor.point_counts is None:
-        return {"pictures": items(history)}
-    known = curves(history)
+class _Drawn(NamedTuple):
+    """What a page shows of a history: up to which log position, and how many points of each curve."""
+
+    history: RunHistory
+    position: int
+    point_counts: dict[str, int]
+
+
+def _picture_changes(drawn: _Drawn, *, has_events: bool) -> dict[str, Any]:
+    """Returns what the pictures' sources gained since; the picture of losses anew if there is another curve."""
+    history, known = drawn.history, curves(drawn.history)
     change: dict[str, Any] = {}
-    if len(known) != len(cursor.point_counts):
+    if known.keys() != drawn.point_counts.keys():
         change["pictures"] = items(history, loss_figure)
     else:
-        grown = zip(known.items(), cursor.point_counts, strict=True)
-        added = {
-            name: curve_columns(points) for (name, series), count in grown if (points := series.added_after(count))
-        }
-        change |= {"points": added} if added else {}
+        grown = {name: series.added_after(drawn.point_counts[name]) for name, series in known.items()}
+        if added := {name: curve_columns(points) for name, points in grown.items() if points}:
+            change["points"] = added
     if not change and not has_events:
         return {}
-    rows, position = {name: row for row, name in enumerate(history.fragments)}, cursor.position
+    rows = {name: row for row, name in enumerate(history.fragments)}
+    new = takewhile(lambda view: view.position > drawn.position, reversed(history.versions))
     return change | {
-        "cells": version_cells(takewhile(lambda view: view.position > position, reversed(history.versions)), rows),
+        "cells": version_cells(new, rows),
         "columns": {
             "rounds": round_columns(history),
             "adoptions": adoption_columns(history),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -56,28 +57,49 @@ class Settings:
     allows_actions: bool = False
 
 
-def page(history: RunHistory, settings: Settings, now_s: float, *, is_report: bool, **values: Any) -> str:
-    """Returns the page of a run."""
-    return _TEMPLATES.get_template("run.html").render(
+def page(
+    history: RunHistory,
+    settings: Settings,
+    now_s: float,
+    *,
+    title: str,
+    feed: str = "",
+    pictures: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+    scripts: Sequence[str] = (),
+) -> str:
+    """Returns the page of a run: of a console's feed, or with its scripts, pictures and dialogues inside, a report."""
+    is_report = bool(scripts)
+    facts = {"run": history.name, "fragments": list(history.fragments), "is_report": is_report, "feed": feed}
+    return _render(
+        "run",
+        title=title,
         history=history,
-        status=status_word(history.status),
         sections=sections(history, settings, now_s),
         events=events_html(history, "", 0, is_report=is_report),
         is_report=is_report,
         colourings=COLOURINGS,
         allows_actions=settings.allows_actions,
-        **values,
+        pictures=script_json(pictures or {}),
+        facts=script_json(facts),
+        versions=versions or {},
+        scripts=scripts,
     )
 
 
-def runs_page(rows: list[dict[str, str]], **values: Any) -> str:
+def script_json(values: Any) -> str:
+    """Returns JSON that may stand inside a script element."""
+    return json.dumps(values).replace("<", "\\u003c")
+
+
+def runs_page(rows: list[dict[str, str]]) -> str:
     """Returns the page that lists runs."""
-    return _TEMPLATES.get_template("runs.html").render(rows=rows, **values)
+    return _render("runs", rows=rows, title="Skerry")
 
 
 def error_page(reason: str, *, may_pass: bool) -> str:
     """Returns a page that says why there is no other; if that may pass, it tries again by itself."""
-    return _TEMPLATES.get_template("error.html").render(reason=reason, may_pass=may_pass, title="Skerry", assets=None)
+    return _render("error", reason=reason, may_pass=may_pass, title="Skerry")
 
 
 def sections(history: RunHistory, settings: Settings, now_s: float, *, problem: str = "") -> dict[str, str]:

@@ -13,9 +13,11 @@ const model = (name) => {
   return null;
 };
 
+let loaded; // when the script of the pictures is there
 let lossFormatter;
 const roots = {}; // ids of the figures, by place
 async function draw(items) {
+  await loaded;
   for (const place of Object.keys(items)) {
     for (const shown of Bokeh.documents) if (shown.get_model_by_id(roots[place])) shown.clear();
     byId(place).replaceChildren();
@@ -125,7 +127,7 @@ async function apply(change) {
 }
 
 function follow() {
-  const source = new EventSource(`/runs/${facts.run}/changes?after=${facts.cursor}`);
+  const source = new EventSource(`/runs/${facts.run}/changes?feed=${facts.feed}`);
   let applied = Promise.resolve();
   source.onmessage = (message) => { applied = applied.then(() => apply(JSON.parse(message.data))); };
   source.onerror = () => { byId("headline").textContent = "The console does not answer; trying again."; };
@@ -136,8 +138,11 @@ if (facts.is_report) {
 } else {
   const script = document.createElement("script");
   script.src = "/static/bokeh.min.js";
-  script.onload = follow;
-  requestAnimationFrame(() => setTimeout(() => document.body.append(script))); // the page is painted before it runs
+  loaded = new Promise((resolve) => { script.onload = resolve; });
+  requestAnimationFrame(() => setTimeout(() => { // once the page is painted
+    document.body.append(script);
+    follow();
+  }));
 }
 
 byId("loss-axis").onchange = setLossAxis;

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from skerry_console.report import report, script_json
-from skerry_console.view import Settings
+from skerry_console.report import report
+from skerry_console.view import Settings, script_json
 from tests.support.recorded_run import rounds, started
 
 

@@ -16,7 +16,7 @@ from skerry.checkpoints.base_model import BaseModel
 from skerry.checkpoints.deltas import ENCODINGS, OVERWRITE_LIMIT_BYTES, Bytes, checksum, encode
 from skerry.follower import Version
 from skerry.v1.types_pb2 import Run
-from skerry.wire.safetensors import WRITABLE_DTYPES, FileTensor, header_bytes, tensor_bytes
+from skerry.wire.safetensors import FileTensor, header_bytes, tensor_bytes, written_dtype
 
 # A delta of xor's that has a larger share of a full version is the smaller one: overwrite's is where 0.05 % or fewer of
 # the bytes change. To find out takes 20 times as long where most of them do.
@@ -65,7 +65,7 @@ class Publisher:
         Raises:
             OSError: it can't be written.
         """
-        dtypes = {tensor.name: self._written(tensor.dtype) for tensor in version.run.tensors}
+        dtypes = {tensor.name: written_dtype(tensor.dtype, self._dtype) for tensor in version.run.tensors}
         changed = self._changed(version, dtypes)
         data = self._data | changed
         full_bytes = sum(map(len, data.values())) + sum(t.size_bytes for t in self._base.tensors.values())
@@ -93,9 +93,6 @@ class Publisher:
         self._data, self._checksums, self._versions = data, checksums, version.versions
         self._collect()
         return Published(folder, encoding, sizes)
-
-    def _written(self, dtype: str) -> str:
-        return self._dtype if self._dtype != "original" else dtype if dtype in WRITABLE_DTYPES else "float32"
 
     def _changed(self, version: Version, dtypes: Mapping[str, str]) -> dict[str, Bytes]:
         """Returns the trained tensors whose bytes are not those of the last version."""

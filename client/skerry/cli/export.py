@@ -24,7 +24,7 @@ from skerry.runtime.files import replacing
 from skerry.runtime.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, Count
 from skerry.v1.types_pb2 import Run
 from skerry.wire.messages import untrained_from_messages
-from skerry.wire.safetensors import WRITABLE_DTYPES, tensor_bytes
+from skerry.wire.safetensors import tensor_bytes, written_dtype
 
 # The command line stands on no service: what reads a store is imported by its name, once --store is given.
 _STORE_READER: Final = "skerry_syncer.store.maintenance.export"
@@ -41,6 +41,15 @@ with_base: Final = click.option(
     type=INPUT_FILE,
     multiple=True,
     help="A safetensors file with what the run does not train: frozen parameters, buffers. May be repeated.",
+)
+
+# Gives a command the element type of what the run trains as its keyword `dtype`.
+with_dtype: Final = click.option(
+    "--dtype",
+    type=click.Choice(["original", "float32", "bfloat16"]),
+    default="original",
+    show_default=True,
+    help="Element types of trained tensors: the learners' own, or one for all, of which float32 is exact.",
 )
 
 
@@ -70,13 +79,7 @@ Examples:
 )
 @click.option("--position", type=Count(0), help="Position in the log whose weights to write.  [default: the log's end]")
 @with_base
-@click.option(
-    "--dtype",
-    type=click.Choice(["original", "float32"]),
-    default="original",
-    show_default=True,
-    help="Element types: the learners' own, or float32, which is exact.",
-)
+@with_dtype
 @click.option(
     "--format",
     "file_format",
@@ -175,8 +178,7 @@ def _downloaded(
 def _write(run: Run, pull: Any, path: Path, dtype: str, *, base: BaseModel, keys: Mapping[str, str]) -> None:
     tensors = {tensor.name: tensor for tensor in run.tensors}
     names = [name for fragment in run.fragments for name in fragment.tensors]
-    is_original = {name: dtype == "original" and tensors[name].dtype in WRITABLE_DTYPES for name in names}
-    dtypes = {name: tensors[name].dtype if is_original[name] else "float32" for name in names}
+    dtypes = {name: written_dtype(tensors[name].dtype, dtype) for name in names}
     places = {keys[name]: (dtypes[name], tuple(tensors[name].shape)) for name in names}
     versions = {version.fragment: version.version for version in run.versions}
     # Loaders of model files expect the format.

@@ -14,7 +14,7 @@ from skerry.checkpoints.publisher import Publisher
 from skerry.checkpoints.pulling import PullServer
 from skerry.cli.connection import with_run
 from skerry.cli.console import as_json, json_line, size_text
-from skerry.cli.export import with_base
+from skerry.cli.export import with_base, with_dtype
 from skerry.follower import Version
 from skerry.net.tls import Insecure
 from skerry.net.tls_options import with_target
@@ -38,13 +38,7 @@ Examples:
     "--every", type=Count(1), default=1, show_default=True, help="Versions of fragments from one to the next."
 )
 @click.option("--keep", type=Count(1), default=8, show_default=True, help="Versions to keep; each KEEP-th is full.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["original", "float32", "bfloat16"]),
-    default="original",
-    show_default=True,
-    help="Element types of trained tensors: the learners' own, or one for all.",
-)
+@with_dtype
 @click.option("--like", type=INPUT_FOLDER, help="A model's folder whose configuration and tokenizer are copied.")
 @with_base
 @click.option("--serve", type=ADDRESS, help="Answer POST /pull_weights at this address, as 127.0.0.1:8090.")

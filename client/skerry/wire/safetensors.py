@@ -34,7 +34,6 @@ _DTYPES: Final = {
     "bfloat16": ("BF16", 2),
     "float64": ("F64", 8),
 }
-WRITABLE_DTYPES: Final = frozenset(_DTYPES)
 
 
 def tensor_key(name: str, names: Iterable[str]) -> str:
@@ -50,6 +49,14 @@ def tensor_key(name: str, names: Iterable[str]) -> str:
     while key in taken:
         key += ".tensor"
     return key
+
+
+def written_dtype(dtype: str, wanted: str) -> str:
+    """Returns the element type of a run's tensor in a file: `wanted`, or if that is "original" its own.
+
+    Of a tensor whose own type can't be written it is float32.
+    """
+    return wanted if wanted != "original" else dtype if dtype in _DTYPES else "float32"
 
 
 class FileTensor(NamedTuple):
@@ -79,7 +86,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]] | FileTensor]
     Of a tensor of another file, type, shape and size are taken over.
 
     Raises:
-        ValueError: a dtype is not one of `WRITABLE_DTYPES`.
+        ValueError: a dtype can't be written.
     """
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     offset = 0

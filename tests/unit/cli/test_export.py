@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file
 
 from skerry import ArrayLearner, Learner, RefusedError, RunsClient
@@ -93,6 +94,9 @@ def test_a_syncer_and_its_store_give_the_same_file(target: str, store_url: str, 
     file = load_file(tmp_path / "newest")
     assert pulled.keys() == file.keys()
     assert all(np.array_equal(values, file[name]) for name, values in pulled.items())
+    (tmp_path / "half").write_bytes(exported(out, "--target", target, "--dtype", "bfloat16"))
+    half = load_torch_file(tmp_path / "half")
+    assert all(half[name].equal(torch.from_numpy(values.copy()).bfloat16()) for name, values in pulled.items())
 
 
 def test_a_store_flag_counts_then_a_target_and_then_the_default_store(

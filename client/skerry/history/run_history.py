@@ -449,6 +449,8 @@ class RunHistory:
                     learner.merged_steps[name] += delta.step_count
                 learner.shares.append(delta.weight_share)
                 learner.merged_at_s[name] = self._heard_at_s
+        if not version:
+            return f"{name} has its initial weights"
         heaviest = sorted(committed.merged, key=lambda delta: -delta.weight_share)[:_NAMED_COUNT]
         shares = [f"{delta.learner_id} {delta.weight_share:.0%}" for delta in heaviest]
         if more_count := len(committed.merged) - len(heaviest):

@@ -27,6 +27,9 @@ async function draw(items) {
   lossFormatter = model("losses").below[0].formatter;
   setLossAxis();
   for (const legend of model("losses").above) legend.ncols = Math.max(1, Math.floor(innerWidth / 150));
+  for (const name of ["losses", "round bars"]) { // on a phone, times beside each other would overlap
+    for (const axis of model(name).below) axis.ticker.desired_num_ticks = Math.min(6, Math.ceil(innerWidth / 150));
+  }
   if (!items["version-map"]) return;
   setColouring();
   model("version map").on_event("tap", (event) => showVersion(facts.fragments[Math.round(event.y)], Math.round(event.x)));

@@ -83,7 +83,7 @@ def main() -> int:
 def rows_of(site: Site, millions: int, links: Sequence[str], samples: int) -> Iterator[list[Row]]:
     """Yields what one model took over each of the links."""
     numel, is_mapped = millions * 1_000_000, millions > _LARGEST_IN_MEMORY
-    with tempfile.TemporaryDirectory(prefix="skerry-join-") as folder:
+    with tempfile.TemporaryDirectory(dir=site.folder) as folder:
 
         def started(link: str, *options: str) -> Process:
             node, target = ("syncer", f"127.0.0.1:{PORT}") if link == LOOPBACK else ("one", site.target)

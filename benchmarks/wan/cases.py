@@ -33,7 +33,7 @@ class Site:
         self.network = Network()
         self.say = say
         self.is_short = is_short
-        self._folder = folder
+        self.folder = folder
         self._addresses = {name: self.network.add(name) for name in ("syncer", "one", "two", "three")}
         self._processes: list[Process] = []
         self._count = 0
@@ -58,14 +58,14 @@ class Site:
         """Starts a module on a node."""
         self._count += 1
         command = this_python(module, *arguments)
-        process = Process(command, self._folder / f"{self._count}-{module}.log", node=node)
+        process = Process(command, self.folder / f"{self._count}-{module}.log", node=node)
         self._processes.append(process)
         return process
 
     def serve(self) -> None:
         """Starts `skerry serve` on the syncer's node with a new durable store, and returns when it listens."""
         self._count += 1
-        folder = self._folder / f"{self._count}-serve"
+        folder = self.folder / f"{self._count}-serve"
         folder.mkdir()
         served = Served(folder, "--insecure", listen=f"0.0.0.0:{PORT}", node="syncer")
         self.store = served.store

@@ -270,6 +270,10 @@ class RunHistory:
         if record.merged:
             self._fragment(record.version.fragment).last = version_view(record, record.position)
 
+    def apply_report(self, report: MetricsReport) -> None:
+        """Applies what a judge reported before now, of which the run's state does not say when."""
+        self._report(report, self.now_s)
+
     def staleness(self, learner: LearnerView) -> int | None:
         """Returns how many versions the learner is behind in its stalest fragment; None before its first report."""
         behind = [
@@ -534,12 +538,14 @@ def version_view(made: VersionCommitted | VersionRecord, position: int) -> Versi
 
 
 def history_now(client: RunsClient, answer: GetRunResponse) -> RunHistory:
-    """Returns the state of a run, with how its newest versions were made, which the run alone does not say."""
+    """Returns the state of a run, with how its newest versions were made and what judges reported of it."""
     history = RunHistory()
     history.apply(WatchStart(run=answer.run, learners=answer.learners))
     for fragment in answer.run.fragments:
         for record in islice(client.list_versions(answer.run.name, fragment.name), 1):
             history.apply_version(record)
+    for report in answer.reports:
+        history.apply_report(report)
     return history
 
 

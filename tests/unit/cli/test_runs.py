@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from skerry import ArrayLearner
+from skerry import ArrayLearner, RunsClient
 from skerry.cli import failures
 from skerry.cli.main import cli
 from tests.support.quadratic import QUICK, Quadratic, train_until
@@ -64,6 +65,9 @@ def test_a_run_is_created_steered_rolled_back_and_closed(
     digests = [[version["digest"] for version in run["versions"]] for run in (rolled, created)]
     assert digests[0] == digests[1], "the content is that of version 0"
     assert "roll-back to version 0" in skerry("runs", "versions", "demo", "--fragment", "embedding")
+    with RunsClient(os.environ["SKERRY_TARGET"]) as client:
+        client.report_metrics("demo", {"loss": 3.25}, judge="eval", position=created["position"])
+    assert "loss 3.2500 of the merged model, by eval" in skerry("runs", "show", "demo")
     assert "closed demo at position" in skerry("runs", "close", "demo")
 
 

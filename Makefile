@@ -118,6 +118,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && touch $(VENV)/.skerry-begun; } || { echo "setup: python can't make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[torch,console,gcs,otel]' --group dev
+	@$(BIN)/python -c 'from skerry.wire import kernels; kernels.load()'  # compiles them once, not in every process at once
 	@mkdir -p build
 	@touch $@
 

@@ -32,7 +32,7 @@ test: $(READY) ## run the default suite (5 minutes on 2 cores)
 
 test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (5 minutes)
 	@echo "test-long: tests that take too long for the default suite"
-	@$(BIN)/python -m pytest -m "long and not e2e" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "long and not e2e" -n 3 --dist worksteal $(ARGS)
 
 test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (20 minutes)
 	@echo "test-e2e: one after another, because floods measure and containers share an engine"

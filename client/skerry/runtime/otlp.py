@@ -125,9 +125,9 @@ class _Converter:
     def converted(self, families: Iterable[Metric]) -> Any:
         """Returns `opentelemetry.sdk.metrics.export.MetricsData`."""
         now_ns = int(1e9 * self._clock.unix_s())
-        found = [(one, self._data(one, now_ns)) for one in families]
+        points = [(family, self._data(family, now_ns)) for family in families]
         metrics = [
-            self._sdk.Metric(family.name, family.documentation, family.unit, data) for family, data in found if data
+            self._sdk.Metric(family.name, family.documentation, family.unit, data) for family, data in points if data
         ]
         scope = self._sdk.ScopeMetrics(self._scope, metrics, schema_url="")
         return self._sdk.MetricsData([self._sdk.ResourceMetrics(self._resource, [scope], schema_url="")])
@@ -180,10 +180,10 @@ class _Values:
 
 
 def _series(family: Metric) -> list[_Values]:
-    found: dict[tuple[tuple[str, str], ...], _Values] = {}
+    series: dict[tuple[tuple[str, str], ...], _Values] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
-        values = found.setdefault(tuple(sorted(labels.items())), _Values(labels))
+        values = series.setdefault(tuple(sorted(labels.items())), _Values(labels))
         match sample.name.removeprefix(family.name):
             case "_created":
                 values.created_s = sample.value
@@ -193,4 +193,4 @@ def _series(family: Metric) -> list[_Values]:
                 values.value = sample.value
             case _:  # a histogram's count is that of its last bucket
                 pass
-    return list(found.values())
+    return list(series.values())

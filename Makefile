@@ -22,7 +22,7 @@ help: ## say what there is
 	@echo "make <target>, the virtual environment $(VENV) is made on the way:"
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-17s %s\n' "$$name" "$$text"; done
 
-demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (2 minutes)
+demo: $(READY) ## train one model on three learners while one of them and the syncer are killed (3 minutes)
 	@echo "demo: three learners and a syncer, two of which are killed; the picture and the report go to build/demo"
 	@$(BIN)/python -m examples.demo
 

@@ -2,8 +2,8 @@
 
 Three `skerry learn` processes, one of them three times slower, train through a `skerry serve` process. After a third of
 the steps a learner is killed with SIGKILL and comes back; after two thirds the syncer is killed, and comes back from
-its store. Meanwhile `skerry judge` evaluates the merged model, and `skerry report` follows the run. Before all that, a
-single learner takes as many steps as a fast one, to compare with.
+its store. Meanwhile `skerry judge` evaluates the merged model, `skerry report` follows the run, and, to compare with, a
+single learner takes as many steps as a fast one.
 
 It leaves report.html and demo.png in --out, and exits with 1 if the merged model is no better than the single
 learner's, if a version can't be recomputed from its deltas, or if an acknowledged delta has no fate.
@@ -116,10 +116,10 @@ class Processes:
         self.wait(name)
 
     def check(self) -> None:
-        """Raises DemoError if a process that should run has ended."""
+        """Raises DemoError if a process has failed."""
         for name, process in self._running.items():
-            if process.poll() is not None:
-                raise self._error(name, f"ended too early, with status {process.returncode}")
+            if process.poll():
+                raise self._error(name, f"ended with status {process.returncode}")
 
     def wait(self, name: str, *, accepted: Sequence[int] = (0,)) -> int:
         """Returns a process's exit status; raises DemoError if it is not one of those accepted, or takes too long."""
@@ -131,10 +131,6 @@ class Processes:
             raise self._error(name, f"ended with status {status}")
         del self._running[name]
         return status
-
-    def is_running(self, name: str) -> bool:
-        """Returns whether a process has not ended yet."""
-        return self._running[name].poll() is None
 
     def __enter__(self) -> Self:
         return self
@@ -166,21 +162,17 @@ class Demo:
         self._listen = "127.0.0.1:0"
 
     def run(self) -> dict[str, bool]:
-        """Trains the single learner, then three through both outages, closes the run; returns the checks by name."""
+        """Trains three learners through both outages beside a single one, and closes the run; returns its checks."""
         for name in ("store", "learners", "logs"):  # the folder may hold other files
             shutil.rmtree(self._folder / name, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         policy = {"inner_step_count": INNER_STEP_COUNT, "lease_term_s": 5.0, "planned_token_count": self._token_count}
         (self._folder / "policy.json").write_text(json.dumps(policy))
-        self._say("a single learner, to compare with")
-        self._processes.start("single", *self._learn("single", self._step_count), "--alone")
-        while self._processes.is_running("single"):
-            self._look()
-        self._processes.wait("single")
-        self._say("three learners")
+        self._say("three learners, and a single one to compare with")
         self._serve()
         for name in SLOWDOWNS:
             self._join(name)
+        self._processes.start("single", *self._learn("single", self._step_count), "--alone")
         self._processes.start("judge", "judge", RUN, "--target", self._listen, "--every", "8", *EVALUATION)
         report = str(self._folder / "report.html")
         self._processes.start("report", "report", RUN, "--target", self._listen, "--follow", "--out", report)
@@ -195,6 +187,8 @@ class Demo:
             client.close_run(RUN)
             for name in (*SLOWDOWNS, "judge", "report"):  # which end when they hear that the run is closed
                 self._processes.wait(name)
+            self._look_until(lambda: self.metrics["single"].step >= self._step_count)
+            self._processes.wait("single")
             self._look()
             for message in client.watch(RUN, after_position=1):
                 self.history.apply(message)
@@ -356,7 +350,7 @@ def main() -> int:
     """Runs the demo and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build", "demo"), help="folder for everything it makes")
-    parser.add_argument("--steps", type=int, default=600, help="training steps of a fast learner (default: 600)")
+    parser.add_argument("--steps", type=int, default=450, help="training steps of a fast learner (default: 450)")
     arguments = parser.parse_args()
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("step {task.completed}"), TimeElapsedColumn())

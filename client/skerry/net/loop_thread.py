@@ -30,8 +30,9 @@ class LoopThread:
 
         Raises:
             StopExchangingError: FORKED.
+            RuntimeError: the thread was closed.
         """
-        if self.process.is_forked:
+        if self.is_over:
             coroutine.close()
         self.process.check()
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -62,7 +63,6 @@ class LoopThread:
         """Cancels what runs and ends the thread. Idempotent."""
         if self.process.is_forked or not self._thread.is_alive():
             return
-        self.run(_cancel_others())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
@@ -70,6 +70,7 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self.loop.run_until_complete(_cancel_others())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()

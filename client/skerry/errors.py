@@ -4,7 +4,7 @@
     ├── TryAgainError             the same call may succeed later, with the same bytes: repeat it after `retry_after_s`
     ├── AttachAgainError          the syncer does not know the session: attach, then repeat the call
     ├── WorkRefusedError          this delta is never accepted: its work goes into the next one, from a newer base
-    ├── PoisonedError             the weights are not finite: drop the work and replace the fragment
+    ├── PoisonedError             the weights are not finite: drop the work and set the weights back
     ├── PlanExpiredError          the plan's objects were collected: ask for a new plan
     ├── CorruptDownloadError      bytes or weights do not have their digest: pull a snapshot
     ├── RunClosedError            the run takes no more deltas: train on alone, or stop
@@ -63,7 +63,7 @@ class WorkRefusedError(SkerryError):
 
 
 class PoisonedError(SkerryError):
-    """The delta has a value that is not finite: the fragment must be replaced."""
+    """The delta has a value that is not finite, or is not plausible: the weights must be set back."""
 
 
 class PlanExpiredError(SkerryError):

@@ -60,7 +60,7 @@ class Ledger:
     digest: bytes
     anchor: NDArray[np.float32]  # (numel,) A, on the host
     base: FlatArray  # (numel,) B; A itself where the model holds float32
-    sent_until: Trained = UNTRAINED  # work up to here is in deltas, or was dropped by a replacement
+    sent_until: Trained = UNTRAINED  # work up to here is in deltas, or was dropped as the weights were set back
     in_flight: FlatArray | None = None  # (numel,) q
     in_flight_since: Trained = UNTRAINED  # q holds the steps after this, up to `sent_until`
 
@@ -74,7 +74,7 @@ class Ledger:
     def returned(self) -> Ledger:
         """Returns the ledger after the delta was refused or expired: its work is unsent again.
 
-        Where a replacement has taken the work out of the model, nothing returns.
+        Where the weights were set back since, the work is out of the model, and nothing returns.
         """
         return self if self.in_flight is None else replace(self, in_flight=None, sent_until=self.in_flight_since)
 
@@ -107,8 +107,6 @@ class Ledger:
         in_flight = None if is_merged else self.in_flight
         return replace(self, version=version, digest=digest, anchor=anchor, base=base, in_flight=in_flight)
 
-    def replaced(
-        self, version: int, digest: bytes, anchor: NDArray[np.float32], base: FlatArray, now: Trained
-    ) -> Ledger:
-        """Returns the ledger after the weights became `base`: local work that was not merged is out of the model."""
-        return Ledger(version, digest, anchor, base, sent_until=now)
+    def restored(self, base: FlatArray, now: Trained) -> Ledger:
+        """Returns the ledger after A was loaded as `base`, rounded or not: what was not merged is out of the model."""
+        return Ledger(self.version, self.digest, self.anchor, base, sent_until=now)

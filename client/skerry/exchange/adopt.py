@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.rebase import FlatArray, Ledger, Trained
+from skerry.algorithm.rebase import FlatArray, Ledger
 from skerry.algorithm.step import subtract_update
 from skerry.errors import CorruptDownloadError
 from skerry.exchange.session import Session
-from skerry.model.interface import Work
+from skerry.model.interface import Parameters, Work
 from skerry.runtime.vectors import vector
 from skerry.v1 import exchange_pb2 as v1
 from skerry.wire import FragmentLayout, WireError
@@ -127,60 +127,54 @@ def corrupt(message: str) -> CorruptDownloadError:
     return CorruptDownloadError("CORRUPT_DOWNLOAD", f"download is corrupt: {message}")
 
 
-async def adopt(
-    session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool, must_replace: bool
-) -> Ledger:
-    """Returns the ledger after the weights were changed at a step boundary.
+def load(parameters: Parameters, layout: FragmentLayout, weights: FlatArray) -> FlatArray:
+    """Overwrites the model's weights, `(numel,)`, and returns them as it holds them."""
+    parameters.load(layout, weights)()
+    if parameters.is_float32(layout):
+        return weights
+    held = parameters.buffer(layout)
+    parameters.snapshot(layout, held)()
+    return held
 
-    `is_merged`: the delta in flight is in `pulled`; `must_replace`: the weights are replaced, and unsent work is lost.
-    """
+
+async def adopt(session: Session, layout: FragmentLayout, ledger: Ledger, pulled: Pulled, *, is_merged: bool) -> Ledger:
+    """Returns the ledger after the weights were changed at a step boundary; `pulled` has the delta if `is_merged`."""
     parameters, run = session.parameters, session.workers.run
     on_device = await run(parameters.from_host, pulled.weights)
 
     def prepare() -> Work:
-        if must_replace:
-            return parameters.load(layout, on_device)
         out = vector(layout.numel) if isinstance(on_device, np.ndarray) else None
         shift = ledger.shift(on_device, is_merged=is_merged, out=out)
         parameters.synchronize()
         return parameters.add(layout, shift)
 
-    trained, around = await _change(session, layout, await run(prepare))
-    if must_replace:
-        base = on_device if around is None else around[1]
-        return ledger.replaced(pulled.version, pulled.digest, pulled.weights, base, trained)
+    around = await _change(session, layout, await run(prepare))
     base = on_device
     if around is not None:
         base = await run(lambda: ledger.rounded_base(*around, is_merged=is_merged))
     return ledger.rebased(pulled.version, pulled.digest, pulled.weights, base, is_merged=is_merged)
 
 
-async def _change(
-    session: Session, layout: FragmentLayout, change: Work
-) -> tuple[Trained, tuple[FlatArray, FlatArray] | None]:
-    """Makes the change at a step boundary; returns how far training was then.
-
-    Where the model rounds, also returns the weights before and after.
-    """
+async def _change(session: Session, layout: FragmentLayout, change: Work) -> tuple[FlatArray, FlatArray] | None:
+    """Makes the change at a step boundary; where the model rounds, returns the weights before and after."""
     parameters, run = session.parameters, session.workers.run
 
-    def changed() -> Trained:
+    def changed() -> None:
         change()
         session.changed.append(layout.name)
-        return session.trained
 
     if parameters.is_float32(layout):
-        return await session.boundary.run(changed), None
+        await session.boundary.run(changed)
+        return None
     before, after = await run(parameters.buffer, layout), await run(parameters.buffer, layout)
     copy_before = await run(parameters.snapshot, layout, before)
     copy_after = await run(parameters.snapshot, layout, after)
 
-    def copied() -> Trained:
+    def copied() -> None:
         copy_before()
-        trained = changed()
+        changed()
         copy_after()
-        return trained
 
-    trained = await session.boundary.run(copied)
+    await session.boundary.run(copied)
     await run(parameters.synchronize)  # workers read the copies next
-    return trained, (before, after)
+    return before, after

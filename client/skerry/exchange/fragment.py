@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from skerry.algorithm.rebase import Ledger, Trained
+from skerry.algorithm.rebase import FlatArray, Ledger, Trained
 from skerry.algorithm.schedule import RoundRhythm, is_due
 from skerry.errors import (
     CorruptDownloadError,
@@ -24,18 +24,17 @@ from skerry.errors import (
     error_of,
 )
 from skerry.exchange import states as fragment_state
-from skerry.exchange.adopt import Pulled, adopt
+from skerry.exchange.adopt import Pulled, adopt, load
 from skerry.exchange.pull import pull_newest
 from skerry.exchange.push import Delta, make_delta, push
 from skerry.exchange.session import Session
-from skerry.exchange.states import Idle, InFlight, Replacing, Sending, State
+from skerry.exchange.states import Idle, InFlight, Sending, State
 from skerry.model.movement import warn_of_turn
 from skerry.stats import LastWork, Stats
 from skerry.v1 import exchange_pb2, types_pb2
 from skerry.wire import FragmentLayout, NonFiniteError
 
-# After so many refusals of the same bytes as damaged, the link is not the cause.
-_MAX_DAMAGE: Final = 3
+# A link delivers bytes as they are or not at all, so these were wrong before they were sent, and are made anew.
 _BYTES_AT_FAULT: Final = frozenset({"BAD_FRAME", "DIGEST_MISMATCH"})
 _BASE_AT_FAULT: Final = frozenset({"BASE_FOREIGN", "BASE_FUTURE"})
 # After any other error the exchange pauses, and goes on from its state.
@@ -67,7 +66,7 @@ class FragmentExchange:
         self._rhythm = RoundRhythm()
         self._has_turned = False  # which was warned of
         self._has_progressed = False  # since the last failure: a delta was acknowledged, or a version adopted
-        self._lost_step_count = 0  # steps whose work was taken out of the model
+        self.dropped_step_count = 0  # steps whose work was taken out of the model
         self._decided = LastWork()  # of the last work that was merged or lost
         self._pulls_whole = False  # the next download starts from a snapshot, not from the anchor
         self._wake = asyncio.Event()
@@ -135,8 +134,6 @@ class FragmentExchange:
     def last_work(self) -> LastWork:
         """What became of the last steps. Any thread may ask."""
         state, unsent = self.state, self.unsent_step_count
-        if isinstance(state, Replacing):
-            return LastWork(dropped_step_count=self._local_step_count, because=state.because)
         if isinstance(state, InFlight) and not state.is_merged and state.delta.is_own:
             steps = state.delta.header.step_count
             if state.is_pending:
@@ -147,21 +144,11 @@ class FragmentExchange:
         return replace(self._decided, unsent_step_count=unsent)
 
     @property
-    def _local_step_count(self) -> int:
-        """Steps that are in no delta of which the syncer has said that it has it."""
+    def unsent_step_count(self) -> int:
+        """Steps that are in no acknowledged delta, and not lost. Any thread may ask."""
         state = self.state
         being_sent = state.delta.header.step_count if isinstance(state, Sending) else 0
         return self._session.trained.step_count - state.ledger.sent_until.step_count + being_sent
-
-    @property
-    def unsent_step_count(self) -> int:
-        """Steps that are in no acknowledged delta, and not lost. Any thread may ask."""
-        return 0 if isinstance(self.state, Replacing) else self._local_step_count
-
-    @property
-    def dropped_step_count(self) -> int:
-        """Steps whose work is lost. Any thread may ask."""
-        return self._lost_step_count + (self._local_step_count if isinstance(self.state, Replacing) else 0)
 
     async def run(self) -> None:
         """Runs until it is cancelled, or until this learner must stop."""
@@ -179,7 +166,7 @@ class FragmentExchange:
                 if isinstance(self.state, Sending):
                     self.state = fragment_state.returned(self.state)
             except PoisonedError as error:
-                self._drop(error, _NOT_FINITE)
+                session.not_merged(self.layout, _NOT_FINITE, error, is_lost=True)
                 await self._restore_all()  # gradients spread it to all fragments
             except SkerryError as error:
                 session.stop(error)
@@ -197,10 +184,10 @@ class FragmentExchange:
                 async with self._session.transfers:
                     await self._push()
             case InFlight(is_returned=True) | InFlight(is_quarantined=True) as state:
-                self._give_up(state)
+                await self._give_up(state)
             case InFlight(is_loaded=True) as state:
                 self.state = fragment_state.adopted(state, state.ledger, is_merged=True)
-            case Idle(must_adopt=True) | Replacing():
+            case Idle(must_adopt=True):
                 await self._adopt()
             case Idle() as state if self.may_send and (state.is_turn_to_send or not has_newer):
                 await self._take()
@@ -224,7 +211,7 @@ class FragmentExchange:
         )
         return (session.policy.has_waiting_rounds and is_awaited) or is_due(
             next_step,
-            # Steps that a replacement has dropped are in no delta, and do not count.
+            # Steps that were dropped are in no delta, and do not count.
             contributed_step=max(state.contributed_step, state.ledger.sent_until.step_count),
             inner_step_count=session.policy.inner_step_count,
         )
@@ -336,38 +323,28 @@ class FragmentExchange:
         state = self.state
         if not isinstance(state, Sending):
             return  # an event has told meanwhile that it was acknowledged
-        if error.reason in _BYTES_AT_FAULT:
-            self.state = state = fragment_state.damaged(state)
-        if not isinstance(error, WorkRefusedError | RefusedError) and state.damage_count < _MAX_DAMAGE:
+        if not isinstance(error, WorkRefusedError | RefusedError) and error.reason not in _BYTES_AT_FAULT:
             return
         self._session.not_merged(self.layout, f"refused: {error.reason}", error, is_lost=False)
         self.state = fragment_state.refused(state, is_base_used=error.reason == "BASE_REPEATED")
         # The server does not know this base, so updates on it would be wrong.
         self._pulls_whole = error.reason in _BASE_AT_FAULT
 
-    def _give_up(self, state: InFlight) -> None:
-        """The delta was accepted but will never be merged: its work is lost if it is not plausible, else unsent again.
+    async def _give_up(self, state: InFlight) -> None:
+        """The delta was accepted but will never be merged: its work is unsent again, or lost if it is not plausible.
 
-        Work that was set back since is in the model no more, whatever became of the delta.
+        Weights with lost work are set back, since rebase would keep it. Work that was set back before is in the model
+        no more, whatever became of the delta.
         """
-        reason = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_")
-        message = f"delta was not merged. because={state.fate.reason}"
-        if state.is_quarantined and state.ledger.in_flight is not None:
-            self._drop(PoisonedError(reason, message), _cause(state.fate))
-            return
-        error, is_lost = WorkRefusedError(reason, message), state.is_quarantined
-        self._session.not_merged(self.layout, _cause(state.fate), error, is_lost=is_lost)
+        kind = PoisonedError if state.is_quarantined else WorkRefusedError
+        reason, cause = types_pb2.Fate.Name(state.fate.fate).removeprefix("FATE_"), _cause(state.fate)
+        error = kind(reason, f"delta was not merged. because={state.fate.reason}")
+        self._session.not_merged(self.layout, cause, error, is_lost=state.is_quarantined)
         self.state = fragment_state.returned(state)
-
-    def _drop(self, error: PoisonedError, cause: str) -> None:
-        """Delta or weights are not finite or not plausible: the fragment is replaced, since rebase would keep them."""
-        self._session.not_merged(self.layout, cause, error, is_lost=True)
-        self.state = fragment_state.poisoned(self.state, cause)
-
-    def _lost(self, step_count: int, because: str) -> None:
-        """Counts steps whose work was taken out of the model."""
-        self._lost_step_count += step_count
-        self._decided = LastWork(dropped_step_count=step_count, because=because)
+        if state.is_quarantined and state.ledger.in_flight is not None:
+            async with self.lock:
+                self.restored(await self._session.boundary.run(self.restore), cause)
+                await self._session.workers.run(self._session.parameters.synchronize)  # workers read the base next
 
     async def _adopt(self) -> None:
         """Pulls the newest version and brings the model to it."""
@@ -382,14 +359,9 @@ class FragmentExchange:
             async with self.lock:
                 if self.state is not before:
                     return  # there is news of the delta
-                replaces = isinstance(before, Replacing)
-                ledger = await adopt(
-                    self._session, self.layout, self.ledger, pulled, is_merged=is_merged, must_replace=replaces
-                )
+                ledger = await adopt(self._session, self.layout, self.ledger, pulled, is_merged=is_merged)
                 state = self.state
                 assert not isinstance(state, Sending)
-                if isinstance(state, Replacing):
-                    self._lost(ledger.sent_until.step_count - state.ledger.sent_until.step_count, state.because)
                 self.state = fragment_state.adopted(state, ledger, is_merged=is_merged)
             self._pulls_whole = False
             # After a refusal only an acknowledged delta counts, so that pauses grow if every delta is refused.
@@ -406,15 +378,25 @@ class FragmentExchange:
         state = self.state
         return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 
-    def restore(self) -> None:
-        """Loads the base; for the training thread."""
-        self._session.parameters.load(self.layout, self.ledger.base)()
-        self._session.changed.append(self.layout.name)
+    def restore(self) -> tuple[FlatArray, Trained]:
+        """Loads the adopted version; for the training thread. Returns the new base, and how far that has trained.
 
-    def restored(self, trained: Trained) -> None:
-        """Takes note that `restore` has loaded the base; the caller holds the lock."""
-        self._lost(trained.step_count - self.ledger.sent_until.step_count, _NOT_FINITE)
-        self.state = fragment_state.restored(self.state, trained)
+        A base that rounds may have taken in weights that were not finite, so the anchor is loaded in its place.
+        """
+        session, layout, parameters = self._session, self.layout, self._session.parameters
+        is_exact = parameters.is_float32(layout)
+        weights = self.ledger.base if is_exact else parameters.from_host(self.ledger.anchor)
+        base = load(parameters, layout, weights)
+        session.changed.append(layout.name)
+        return base, session.trained
+
+    def restored(self, loaded: tuple[FlatArray, Trained], because: str = _NOT_FINITE) -> None:
+        """Takes note of what `restore` has returned: all local work is lost. The caller holds the lock."""
+        base, trained = loaded
+        step_count = trained.step_count - self.ledger.sent_until.step_count
+        self.dropped_step_count += step_count
+        self._decided = LastWork(dropped_step_count=step_count, because=because)
+        self.state = fragment_state.restored(self.state, base, trained)
 
 
 def stats_of(session: Session, fragments: Collection[FragmentExchange]) -> Stats:

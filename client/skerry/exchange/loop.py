@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.rebase import Ledger, Trained
 from skerry.algorithm.schedule import first_contributions
 from skerry.errors import RunClosedError, SkerryError, StopExchangingError
+from skerry.exchange.adopt import load
 from skerry.exchange.attachment import Attachment
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange, stats_of
@@ -286,14 +287,9 @@ class ExchangeLoop:
         session = self._session
         async with session.moving:
             version = await pull_newest(session, layout)
-            anchor = version.weights
-            base = session.parameters.from_host(anchor)
-            session.parameters.load(layout, base)()
-            if not session.parameters.is_float32(layout):
-                base = session.parameters.buffer(layout)
-                session.parameters.snapshot(layout, base)()
+            base = load(session.parameters, layout, session.parameters.from_host(version.weights))
             session.tally.parameters_down_count += layout.numel
-        ledger = Ledger(version.version, version.digest, anchor, base)
+        ledger = Ledger(version.version, version.digest, version.weights, base)
         return FragmentExchange(
             session, layout, ledger, contributed_step=contributed_step, restore_all=self.restore_all
         )
@@ -378,14 +374,10 @@ class ExchangeLoop:
             for fragment in fragments:
                 await stack.enter_async_context(fragment.lock)
 
-            def restore() -> Trained:
-                for fragment in fragments:
-                    fragment.restore()
-                return self._session.trained
-
-            trained = await self._boundary.run(restore, is_common=True)
-            for fragment in fragments:
-                fragment.restored(trained)
+            loaded = await self._boundary.run(lambda: [each.restore() for each in fragments], is_common=True)
+            for fragment, weights in zip(fragments, loaded, strict=True):
+                fragment.restored(weights)
+            await self._session.workers.run(self._session.parameters.synchronize)  # workers read the bases next
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

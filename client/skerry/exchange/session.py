@@ -189,7 +189,7 @@ class Session(Reader):
         if count > 1:
             return
         self._told_causes[cause] = count
-        what_follows = "lost, and the fragment is replaced by the run's newest version" if is_lost else "sent again"
+        what_follows = "lost, and the weights are set back to the run's" if is_lost else "sent again"
         (_log.error if is_lost else _log.warning)(
             f"a delta is not merged, its work is {what_follows}. more of this cause are counted, not told one by one",
             learner=self.settings.learner_id,

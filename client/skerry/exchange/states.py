@@ -5,20 +5,16 @@
     Idle           a delta of an earlier session waits to be merged       `behind`        InFlight
     Idle           a copy of the weights was encoded                      `taken`         Sending
     Sending        a push begins                                          `tried`         Sending
-    Sending        the syncer refuses the bytes as damaged                `damaged`       Sending
     Sending        the syncer has the delta in its log                    `acknowledged`  InFlight
-    Sending        the syncer will never accept it                        `refused`       Idle
+    Sending        the syncer will never accept it, or its bytes          `refused`       Idle
     Sending        the run was closed                                     `returned`      Idle
     InFlight       news of the delta's fate                               `acknowledged`  InFlight
-    InFlight       the delta expired, or was superseded                   `returned`      Idle
+    InFlight       the delta will never be merged                         `returned`      Idle
     InFlight       a version was adopted that holds the delta             `adopted`       Idle
     InFlight       a version was adopted that does not hold it            `adopted`       InFlight
     InFlight       an earlier session's delta is in the version loaded    `adopted`       Idle
     Idle           a version was adopted                                  `adopted`       Idle
-    any            the weights are not finite, or a delta is quarantined  `poisoned`      Replacing
-    Replacing      the weights were overwritten with a version            `adopted`       Idle
-    Replacing      the weights were set back to the version they had      `restored`      Idle
-    others         the weights were set back to the version they had      `restored`      the same
+    any            the weights were set back to the version they had      `restored`      the same
 
 A state has the ledger of the fragment's weights, so that both change together. States are values: any thread may read
 the one that is current.
@@ -57,7 +53,6 @@ class Sending:
     delta: Delta
     contributed_step: int  # of the delta before
     was_tried: bool = False  # the syncer may have some of it, or all
-    damage_count: int = 0  # how often the syncer has refused the bytes as damaged
 
 
 @dataclass(frozen=True)
@@ -98,15 +93,7 @@ class InFlight:
         return self.fate.fate == types_pb2.FATE_QUARANTINED
 
 
-@dataclass(frozen=True)
-class Replacing:
-    """The local work is lost, and the weights become the newest version: rebase would keep what is not finite."""
-
-    ledger: Ledger
-    because: str
-
-
-State: TypeAlias = Idle | Sending | InFlight | Replacing
+State: TypeAlias = Idle | Sending | InFlight
 
 
 def behind(state: Idle, fate: types_pb2.DeltaFate) -> InFlight:
@@ -123,11 +110,6 @@ def taken(state: Idle, delta: Delta, decoded: FlatArray, now: Trained) -> Sendin
 def tried(state: Sending) -> Sending:
     """A push has begun."""
     return replace(state, was_tried=True)
-
-
-def damaged(state: Sending) -> Sending:
-    """The bytes did not arrive as they were, or were wrong before they were sent."""
-    return replace(state, damage_count=state.damage_count + 1)
 
 
 def acknowledged(state: Sending | InFlight, fate: types_pb2.DeltaFate) -> InFlight:
@@ -149,26 +131,13 @@ def returned(state: Sending | InFlight) -> Idle:
     return Idle(state.ledger.returned(), state.contributed_step)
 
 
-def poisoned(state: State, because: str) -> Replacing:
-    """The local work can't be kept, that of the delta included."""
-    return Replacing(state.ledger.returned(), because)
-
-
-def adopted(state: Idle | InFlight | Replacing, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
+def adopted(state: Idle | InFlight, ledger: Ledger, *, is_merged: bool) -> Idle | InFlight:
     """The weights are at the version of `ledger`; `is_merged`: it holds the delta in flight."""
-    match state:
-        case InFlight() if not is_merged:
-            return replace(state, ledger=ledger)
-        case InFlight():
-            return Idle(ledger, state.delta.last_step, is_turn_to_send=True)
-        case Replacing():
-            return Idle(ledger, ledger.sent_until.step_count, is_turn_to_send=True)
-        case _:
-            return Idle(ledger, state.contributed_step, used_base=state.used_base, is_turn_to_send=True)
+    if isinstance(state, Idle):
+        return Idle(ledger, state.contributed_step, used_base=state.used_base, is_turn_to_send=True)
+    return Idle(ledger, state.delta.last_step, is_turn_to_send=True) if is_merged else replace(state, ledger=ledger)
 
 
-def restored(state: State, now: Trained) -> State:
-    """The weights became the base again: all local work is out of the model, in whatever state the delta is."""
-    ledger = state.ledger
-    base = ledger.replaced(ledger.version, ledger.digest, ledger.anchor, ledger.base, now)
-    return Idle(base, now.step_count) if isinstance(state, Replacing) else replace(state, ledger=base)
+def restored(state: State, base: FlatArray, now: Trained) -> State:
+    """The weights became `base` again: all local work is out of the model, in whatever state the delta is."""
+    return replace(state, ledger=state.ledger.restored(base, now))

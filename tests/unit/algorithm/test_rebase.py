@@ -149,7 +149,7 @@ def test_what_quantisation_drops_is_sent_later_without_a_buffer_of_its_own() -> 
 def test_after_a_replacement_a_refused_delta_brings_nothing_back() -> None:
     anchor = np.zeros(LAYOUT.numel, np.float32)
     ledger = Ledger(0, b"", anchor, anchor).sent(np.ones(LAYOUT.numel, np.float32), Trained(5, 50))
-    ledger = ledger.replaced(1, b"", anchor, anchor, Trained(9, 90))
+    ledger = ledger.restored(anchor, Trained(9, 90))
     ledger = ledger.returned()
     assert ledger.sent_until == Trained(9, 90)
     np.testing.assert_array_equal(unsent(ledger, anchor), anchor)

@@ -82,7 +82,7 @@ async def test_a_learner_says_hello_reports_what_it_trained_in_all_and_says_good
     world = World([attached()])
     quarantined = PoisonedError("QUARANTINED", "norm is an outlier")
     world.session.not_merged(LAYOUT, "quarantined", quarantined, is_lost=True)
-    world.fragment._lost_step_count = 2
+    world.fragment.dropped_step_count = 2
     world.session.is_flushing = True
     await world.live()
     hello, *reports, leave = world.requests

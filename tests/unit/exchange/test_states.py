@@ -10,12 +10,10 @@ from skerry.exchange.push import Delta, Part
 from skerry.exchange.states import (
     Idle,
     InFlight,
-    Replacing,
     Sending,
     State,
     acknowledged,
     adopted,
-    poisoned,
     refused,
     restored,
     taken,
@@ -57,25 +55,11 @@ def test_adopting_another_version_keeps_the_delta_in_flight() -> None:
     assert after.ledger.in_flight is WORK
 
 
-@pytest.mark.parametrize("state", [IDLE, SENDING, PENDING])
-def test_poisoned_work_is_lost_and_the_next_version_replaces_the_weights(state: State) -> None:
-    replacing = poisoned(state, "not finite")
-    assert replacing == Replacing(replacing.ledger, "not finite")
-    assert (replacing.ledger.in_flight, replacing.ledger.sent_until) == (None, Trained(20, 200))
-    ledger = replacing.ledger.replaced(5, b"5", ANCHOR, ANCHOR, Trained(33, 330))
-    assert adopted(replacing, ledger, is_merged=False) == Idle(ledger, contributed_step=33, is_turn_to_send=True)
-
-
 @pytest.mark.parametrize("state", [IDLE, SENDING, PENDING, refused(SENDING, is_base_used=False)])
 def test_weights_that_were_put_back_hold_no_work_in_any_state(state: State) -> None:
-    after = restored(state, Trained(33, 330))
+    after = restored(state, WORK, Trained(33, 330))
     assert type(after) is type(state)
-    assert (after.ledger.in_flight, after.ledger.sent_until) == (None, Trained(33, 330))
+    assert (after.ledger.version, after.ledger.in_flight, after.ledger.sent_until) == (4, None, Trained(33, 330))
+    assert after.ledger.base is WORK
     if isinstance(after, Sending):
         assert refused(after, is_base_used=False).ledger.sent_until == Trained(33, 330), "nothing returns"
-
-
-def test_poisoned_weights_that_were_put_back_need_no_replacement() -> None:
-    after = restored(poisoned(SENDING, "not finite"), Trained(33, 330))
-    assert after == Idle(after.ledger, contributed_step=33)
-    assert (after.ledger.version, after.ledger.in_flight, after.ledger.sent_until) == (4, None, Trained(33, 330))

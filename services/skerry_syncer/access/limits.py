@@ -27,8 +27,6 @@ LEAST_BYTES_A_SECOND: Final = 8 * 2**10
 GRACE_S: Final = 20.0
 # For a call's first message. Clients of this project wait for 20 s for a whole call.
 FIRST_MESSAGE_S: Final = 30.0
-# First messages of one client that may arrive at the same time, since gRPC holds incomplete ones in memory.
-MAX_ARRIVING: Final = 8
 # Calls that a client may begin, and messages that it may send but for weights, in a second and at once. What has many
 # bytes counts as more: an answer with 60,000 tensors has 3 MB and takes 20 ms to make. So does to follow a run, which
 # begins with all that is known of it.
@@ -67,7 +65,6 @@ class Allowance:
 
     def __init__(self) -> None:
         """Begins full."""
-        self.arriving = asyncio.Semaphore(MAX_ARRIVING)
         self._empty_until_s = -math.inf
 
     @property

@@ -150,7 +150,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         """Yields the messages of a call: whole, in time, parsed, and allowed to their sender."""
         parse, method, is_first = handler.request_deserializer, path.removeprefix(_OWN).lstrip("/"), True
         assert parse is not None, "generated handlers have one"
-        while (data := await (_first_message(requests, allowance) if is_first else anext(requests, None))) is not None:
+        while (data := await (_first_message(requests) if is_first else anext(requests, None))) is not None:
             self._metrics.received_bytes.labels(method).inc(len(data))
             if method not in _BULK:
                 allowance.spend(len(data))
@@ -192,14 +192,14 @@ async def _only(messages: AsyncIterator[Any]) -> Any:
     raise bad_request("the call has no message")
 
 
-async def _first_message(requests: AsyncIterator[bytes], allowance: Allowance) -> bytes | None:
+async def _first_message(requests: AsyncIterator[bytes]) -> bytes | None:
     """Returns a call's first message, or None if it has none.
 
     Raises:
         SyncerError: TOO_SLOW.
     """
     message = f"the call's first message did not come within {FIRST_MESSAGE_S:.0f} s"
-    async with within(FIRST_MESSAGE_S, message), allowance.arriving:
+    async with within(FIRST_MESSAGE_S, message):
         return await anext(requests, None)
 
 

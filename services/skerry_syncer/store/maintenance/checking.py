@@ -20,21 +20,21 @@ import click
 import numpy as np
 from blake3 import blake3
 
-from skerry.algorithm.step import TORN, Float32s, OuterState
+from skerry.algorithm.step import TORN, OuterState
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
 from skerry.runtime.workers import Workers
 from skerry.wire.digests import delta_digest
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
-from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError
+from skerry_syncer.store.errors import CollectedError, LogCorruptError, ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.entries import AcceptedItem
 from skerry_syncer.store.log.fold import apply_entry
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import FragmentState, RunState, VersionState
 from skerry_syncer.store.maintenance.options import POSITION_OR_DURATION, opened_run, report, run_options
 from skerry_syncer.store.versions.blobs import frame_batches
-from skerry_syncer.store.versions.replay import DAMAGE, Replayer, outer_refs, weights_digest
+from skerry_syncer.store.versions.replay import DAMAGE, Replayer, outer_refs
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
@@ -188,13 +188,6 @@ def _hash_frames(hasher: blake3, data: bytes | memoryview) -> None:
         hasher.update(raw_bytes(frame))
 
 
-class _MismatchError(Exception):
-    """An object differs from what the log says; it never leaves this module."""
-
-    def __init__(self, difference: str, *, expected: object, actual: object) -> None:
-        super().__init__(f"{difference}. expected={expected}, actual={actual}")
-
-
 class _FragmentCheck:
     """Checks one fragment's versions in order, along the chain and, where possible, by replay.
 
@@ -220,7 +213,7 @@ class _FragmentCheck:
                 is_checked |= await step(version)
             except CollectedError:
                 continue
-            except (_MismatchError, *DAMAGE) as error:
+            except DAMAGE as error:
                 problem = problem or f"{self._layout.name} version {version.version}: {error}"
         self.checked_count += is_checked
         return problem
@@ -232,7 +225,7 @@ class _FragmentCheck:
         if not update or before != version.version - 1 or self._run.state.are_condemned(update):
             return False
         await self._replayer.apply_update(update, self._chain)
-        await self._expect_digest("weights after the update differ", version, self._chain)
+        await self._replayer.check_digest(version, self._chain, "weights after the update differ")
         self._chain_version = version.version
         return True
 
@@ -245,10 +238,8 @@ class _FragmentCheck:
             return False
         if run.are_condemned(run.round_refs(version)):
             return False
-        digest = await self._replayer.replay(record, self._state, self._acc)
+        await self._replayer.replay(record, self._state, self._acc)
         self._state.version = TORN  # until all of it is found right
-        if digest != version.digest:
-            raise _MismatchError("replay made other weights", expected=version.digest, actual=digest)
         for member in record.close.members:
             await self._check_delta(run.deltas[member.delta].item)
         self._state.version = version.version
@@ -260,7 +251,7 @@ class _FragmentCheck:
         if not version.weights or self._run.state.are_condemned(version.weights):
             return False
         await self._replayer.read_vector(version.weights, self._vector)
-        await self._expect_digest("snapshot's weights differ", version, self._vector)
+        await self._replayer.check_digest(version, self._vector, "snapshot differs")
         self._chain[:] = self._vector
         self._chain_version = version.version
         if not self._run.state.are_condemned(version.outer):
@@ -283,17 +274,8 @@ class _FragmentCheck:
                 mine[:] = self._vector
             elif not np.array_equal(mine.view(np.uint32), self._vector.view(np.uint32)):
                 element = int(np.flatnonzero(mine.view(np.uint32) != self._vector.view(np.uint32))[0])
-                raise _MismatchError(
-                    f"snapshot's {kind} differs from the replay's at element {element}",
-                    expected=mine[element],
-                    actual=self._vector[element],
-                )
+                raise UnreadableObjectError(f"snapshot's {kind}", f"it differs from the replay's at element {element}")
         self._state.version = version.version
-
-    async def _expect_digest(self, difference: str, version: VersionState, weights: Float32s) -> None:
-        actual = await weights_digest(weights, workers=self._workers)
-        if actual != version.digest:
-            raise _MismatchError(difference, expected=version.digest, actual=actual)
 
     async def _check_delta(self, delta: AcceptedItem) -> None:
         """Compares a delta's parts, uncompressed, with the digests that it was accepted by."""
@@ -302,7 +284,7 @@ class _FragmentCheck:
             async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
                 await self._workers.run(_hash_frames, hasher, batch.data)
             if hasher.hexdigest() != part.digest:
-                raise _MismatchError(f"part differs: {part.name}", expected=part.digest, actual=hasher.hexdigest())
+                raise UnreadableObjectError(part.name, f"it has another digest. actual={hasher.hexdigest()}")
         whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()
         if whole != delta.digest:
-            raise _MismatchError(f"delta {delta.delta} differs", expected=delta.digest, actual=whole)
+            raise UnreadableObjectError(delta.delta, f"its parts are of another delta. expected={delta.digest}")

@@ -117,27 +117,23 @@ class Replayer:
                 following = self._version(state.version + 1)
                 if following.commit is None:
                     await self.load_snapshot(following, state)
-                    continue
-                digest = await self.replay(following.commit, state, acc)
-                if digest != following.digest:
-                    state.version = TORN
-                    raise self._differs("replay differs", following, digest)
+                else:
+                    await self.replay(following.commit, state, acc)
 
     async def replay(
         self,
         record: CommitRecord,
         state: OuterState,  # of the version before; written
         acc: Float32s,  # (numel,) overwritten
-    ) -> str:
-        """Takes `state` to the version that `record` made, from its deltas; compares nothing with the log.
-
-        Returns the tree digest of the new weights, in hex.
+    ) -> None:
+        """Takes `state` to the version that `record` made, from its deltas.
 
         Raises:
             ObjectMissingError: the deltas were collected; `state` is untouched.
             CollectedError: a collection took them meanwhile; likewise.
             UnreadableDeltaError: a delta can't be read; `state` is untouched.
             NonFiniteError: the recorded scalars lead out of the codec's range; `state` is torn.
+            UnreadableObjectError: the result does not have the digest that the log names; `state` is torn.
         """
         scalars = scalars_from_record(record.commit.scalars)
         if record.commit.version < self._fragment.oldest:
@@ -150,7 +146,9 @@ class Replayer:
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
         job = partial(advance_span, step, packs=False)
         _, digest = await take_step(step, record.commit.version, job, workers=self._workers)
-        return digest
+        if digest != record.commit.digest:
+            state.version = TORN
+            raise self._differs("replay made other weights", record.commit.version, digest)
 
     async def weights_at(self, version: int) -> Float32s:
         """Returns the weights of any version, abandoned ones too, from the nearest snapshot and the updates after it.
@@ -180,9 +178,7 @@ class Replayer:
             if self._run.state.are_condemned(record.commit.update):
                 raise ObjectMissingError(f"update was collected. {self._where(following)}")
             await self.apply_update(record.commit.update, weights)
-        digest = await weights_digest(weights, workers=self._workers)
-        if digest != self._version(version).digest:
-            raise self._differs(f"weights after snapshot {base.version} differ", self._version(version), digest)
+        await self.check_digest(self._version(version), weights, f"weights after snapshot {base.version} differ")
 
     async def apply_update(self, update: Sequence[ObjectRef], weights: Float32s) -> None:
         """Takes `weights` (numel,), in place, from one version to the next; checks frames, not the digest.
@@ -212,13 +208,21 @@ class Replayer:
         if not source.weights:
             raise ObjectMissingError(f"version has no snapshot. {self._where(source.version)}")
         await self.read_vector(source.weights, state.weights)
-        digest = await weights_digest(state.weights, workers=self._workers)
-        if digest != source.digest:
-            raise self._differs("snapshot differs", source, digest)
+        await self.check_digest(source, state.weights, "snapshot differs")
         momentum, residual = outer_refs(source)
         await self.read_vector(momentum, state.momentum)
         await self.read_vector(residual, state.residual)
         state.version = source.version
+
+    async def check_digest(self, version: VersionState, weights: Float32s, problem: str) -> None:
+        """Returns if `weights` (numel,) have the digest that the log names.
+
+        Raises:
+            UnreadableObjectError: they have not; its message begins with `problem`.
+        """
+        digest = await weights_digest(weights, workers=self._workers)
+        if digest != version.digest:
+            raise self._differs(problem, version.version, digest)
 
     async def read_vector(self, refs: Sequence[ObjectRef], out: Float32s) -> None:
         """Fills `out` (numel,) from the objects of a snapshot, or with zeros if there are none.
@@ -273,9 +277,9 @@ class Replayer:
     def _where(self, version: int) -> str:
         return f"fragment={self._layout.name}, version={version}"
 
-    def _differs(self, problem: str, version: VersionState, digest: str) -> UnreadableObjectError:
-        cause = f"{problem} from the log. expected={version.digest}, actual={digest}"
-        return UnreadableObjectError(f"{self._layout.name} version {version.version}", cause)
+    def _differs(self, problem: str, version: int, digest: str) -> UnreadableObjectError:
+        cause = f"{problem} from the log. expected={self._version(version).digest}, actual={digest}"
+        return UnreadableObjectError(f"{self._layout.name} version {version}", cause)
 
 
 async def accumulate_deltas(

@@ -41,7 +41,7 @@ class Corpus:
     description: str
 
 
-def load_corpus(source: Path | None, *, shard: tuple[int, int] = (1, 1), size_limit_bytes: int | None = None) -> Corpus:
+def load_corpus(source: Path | None, *, shard: tuple[int, int] = (1, 1)) -> Corpus:
     """Returns the corpus at `source`, or the source text of Python's standard library if `source` is None.
 
     A file that ends in `.bin` holds little-endian 16-bit tokens, one in `.npy` a one-dimensional array of uint8 or
@@ -51,15 +51,12 @@ def load_corpus(source: Path | None, *, shard: tuple[int, int] = (1, 1), size_li
     Args:
         source: a file or a directory.
         shard: i and n, for the i-th (from 1) of n contiguous, disjoint parts of the training tokens, of equal length.
-        size_limit_bytes: documents are taken in the order of their hashes up to this size, and the last one is cut.
 
     Raises:
         LearnerInputError: there is nothing to read, it can't be read, or it is too short to split.
     """
     description = "Python's standard library" if source is None else str(source)
     documents = sorted(_documents(source), key=lambda document: _name_hash(document[0]))
-    if size_limit_bytes is not None:
-        documents = list(_limited(documents, size_limit_bytes))
     train = [tokens for name, tokens in documents if not _is_held_out(name)]
     held_out = [tokens for name, tokens in documents if _is_held_out(name)]
     if not (train and held_out):  # the hash may put a few documents all on one side: the end of the whole is held out
@@ -97,15 +94,6 @@ def _name_hash(name: str) -> bytes:
 def _is_held_out(name: str) -> bool:
     # The last bytes of the hash: its first bytes decide the order, and the held-out documents must not all come first.
     return int.from_bytes(_name_hash(name)[-8:], "big") < HELD_OUT_SHARE * 2**64
-
-
-def _limited(documents: Sequence[tuple[str, Tokens]], size_limit_bytes: int) -> Iterator[tuple[str, Tokens]]:
-    for name, tokens in documents:
-        taken = tokens[: size_limit_bytes // tokens.itemsize]
-        if not taken.size:
-            return
-        yield name, taken
-        size_limit_bytes -= taken.nbytes
 
 
 def _documents(source: Path | None) -> Iterator[tuple[str, Tokens]]:

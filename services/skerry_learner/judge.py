@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from skerry.v1.types_pb2 import Run
 
 # Which of a learner's options say on what the model is evaluated, and where.
-_OPTIONS: Final = frozenset(
-    {"context", "source", "data_limit_mb", "batch_size", "held_out_window_count", "device", "thread_count"}
-)
+_OPTIONS: Final = frozenset({"context", "source", "batch_size", "held_out_window_count", "device", "thread_count"})
 _METRIC: Final = "held_out_loss"
 _EPILOG = """\b
 Examples:
@@ -104,12 +102,7 @@ def _config(run: Run, context: int | None) -> ModelConfig:
     shapes = {tensor.name: tuple(tensor.shape) for tensor in run.tensors}
     vocabulary = shapes.get("embedding.weight", (1,))[0]
     for size in MODEL_CONFIGS.values():
-        config = replace(
-            size,
-            context=context or size.context,
-            vocabulary=vocabulary,
-            has_tied_embedding="head.weight" not in shapes,
-        )
+        config = replace(size, context=context or size.context, vocabulary=vocabulary)
         with torch.device("meta"):
             wanted = {name: tuple(values.shape) for name, values in Gpt(config).state_dict().items()}
         if wanted == shapes:

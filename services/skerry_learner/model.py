@@ -17,7 +17,7 @@ _INITIAL_STD: Final = 0.02
 class Gpt(nn.Module):
     """A decoder-only transformer: rotary positions, RMS norms before each half of a block, no biases, no dropout.
 
-    The parameters' names are the names of the run's tensors. A tied embedding appears once, as `embedding.weight`.
+    The parameters' names are the names of the run's tensors. The output is tied to the embedding.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -27,7 +27,6 @@ class Gpt(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layer_count))
         self.norm = nn.RMSNorm(config.width)
-        self.head = None if config.has_tied_embedding else nn.Linear(config.width, config.vocabulary, bias=False)
         self._initialise()
         cosine, sine = _rotary_tables(config.context, config.width // config.head_count)
         self.register_buffer("rotary_cosine", cosine, persistent=False)
@@ -41,8 +40,7 @@ class Gpt(nn.Module):
         hidden = self.embedding(tokens)  # (batch, length, width)
         for block in self.blocks:
             hidden = block(hidden, cosine, sine)
-        output = self.embedding.weight if self.head is None else self.head.weight
-        return functional.linear(self.norm(hidden), output)
+        return functional.linear(self.norm(hidden), self.embedding.weight)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy in nats a token, a scalar in float32, for ids of shape (batch, length)."""
@@ -51,7 +49,7 @@ class Gpt(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """The number of trained parameters; a tied embedding counts once."""
+        """The number of trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _initialise(self) -> None:

@@ -31,7 +31,6 @@ class ModelConfig:
     head_count: int
     context: int
     vocabulary: int = 256  # distinct tokens: 256 for bytes, up to 65536 for 16-bit tokens
-    has_tied_embedding: bool = True
 
 
 # About 30k, 0.47M, 4.8M, 25M, 85M, 303M and 1.0B parameters with a vocabulary of bytes.
@@ -98,11 +97,9 @@ class LearnSettings:
     size: str = _option("--model", click.Choice(list(MODEL_CONFIGS)), "tiny", "30 thousand to 1 billion parameters.")
     vocabulary: int | None = _option("--vocabulary", Count(2, 65536), None, "Distinct tokens.  [default: 256, bytes]")
     context: int | None = _option("--context", _SIZE, None, "Tokens in a sequence.  [default: the model's]")
-    is_untied: bool = _option("--untied", None, False, "Use separate matrices for the embedding and the output.")
     source: Path | None = _option(  # noqa: RUF009 - a field
         "--data", INPUT, None, "Text, *.bin, *.npy of uint16, or a folder.  [default: Python's standard library]"
     )
-    data_limit_mb: float | None = _option("--data-limit-mb", _RATE, None, "Use only this many megabytes of the data.")
     shard: tuple[int, int] | None = _option(
         "--shard", Parsed("shard", _shard), None, "Train on part i of n, written i/n.  [default: all]"
     )
@@ -140,7 +137,7 @@ class LearnSettings:
     def model(self) -> ModelConfig:
         """The shape of the model."""
         sizes = {name: value for name in ("vocabulary", "context") if (value := getattr(self, name)) is not None}
-        return replace(MODEL_CONFIGS[self.size], **sizes, has_tied_embedding=not self.is_untied)
+        return replace(MODEL_CONFIGS[self.size], **sizes)
 
     @property
     def horizon(self) -> int:

@@ -49,8 +49,7 @@ def load_data(settings: LearnSettings, config: ModelConfig) -> tuple[Corpus, lis
     Raises:
         LearnerInputError: the data can't be read or is too short, or there is no such device.
     """
-    limit_bytes = None if settings.data_limit_mb is None else int(settings.data_limit_mb * 1e6)
-    corpus = load_corpus(settings.source, shard=settings.shard or (1, 1), size_limit_bytes=limit_bytes)
+    corpus = load_corpus(settings.source, shard=settings.shard or (1, 1))
     window_count = settings.held_out_window_count
     batches = held_out_batches(corpus.held_out, config, batch_size=settings.batch_size, window_count=window_count)
     device = choose_device(settings.device)

@@ -42,8 +42,3 @@ def from_rejection(rejection: Rejection, **metadata: str) -> SyncerError:
 def bad_request(message: str) -> SyncerError:
     """Returns the error for a malformed field, which the message names."""
     return SyncerError("BAD_REQUEST", message)
-
-
-def fenced(learner: str) -> SyncerError:
-    """Returns the error for a session whose learner has a newer one."""
-    return SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={learner}")

@@ -23,7 +23,7 @@ from skerry.exchange.states import Idle, Sending
 from skerry.net.grpc_transport import error_from_rpc
 from skerry.net.liveness import Vigil
 from skerry.v1 import exchange_pb2, types_pb2
-from skerry_syncer.errors import fenced
+from skerry_syncer.errors import SyncerError
 from skerry_syncer.rounds.engine import Decisions, RoundEngine
 from skerry_syncer.run import replica
 from skerry_syncer.run.push import Push
@@ -248,7 +248,7 @@ def _fences_new_sessions(patch: pytest.MonkeyPatch) -> None:
     async def attach_first(self: RunReplica, item: SessionItem) -> None:
         known = self.state.learners.get(item.learner)
         if known is not None and known.session != item.session:
-            raise fenced(item.learner)
+            raise SyncerError("SESSION_FENCED", f"a newer session attached. learner={item.learner}")
         await attach(self, item)
 
     patch.setattr(RunReplica, "attach", attach_first)

@@ -19,7 +19,7 @@ from skerry.runtime.logs import get_logger
 from skerry.runtime.workers import Workers
 from skerry.v1.types_pb2 import Event, LearnerStatus, RoundOpened
 from skerry_syncer.access.caller import calling_learner
-from skerry_syncer.errors import DrainingError, SyncerError, fenced, from_rejection
+from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.merge.rollback import RollBacks
 from skerry_syncer.rounds.closing import closed_without
@@ -258,7 +258,7 @@ class RunReplica:
 
     def _fence(self, new: SessionItem) -> None:
         """Ends the streams of the learner's older sessions."""
-        error = fenced(new.learner)
+        error = SyncerError("SESSION_FENCED", f"a newer session of this learner attached. learner={new.learner}")
         self.followers.end(error, lambda stream: stream.learner == new.learner and stream.session != new.session)
 
     def _end_if_ejected(self, learner: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -21,7 +22,7 @@ from tests.support.made_keys import make_keys, tls_of
 from tests.support.serve_process import ServeProcess, serve_process
 from tests.support.small_disk import fill, small_disk
 
-_SMALL = ("--model", "nano", "--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
+_SMALL = ("--model", "nano", "--batch", "2", "--data", argparse.__file__, "--eval-windows", "4")
 _STEP_TOKENS = 2 * 64
 _ALONE = (*_SMALL, "--alone")
 _LONG = ("--steps", "1000000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from skerry_learner.command import learn
 from skerry_learner.judge import judge
 from tests.support.syncer_thread import syncer
 
-_SMALL = ("--batch", "2", "--data-limit-mb", "0.3", "--eval-windows", "4")
-_MODEL = ("--model", "nano", "--vocabulary", "300", "--untied")
+_SMALL = ("--batch", "2", "--data", argparse.__file__, "--eval-windows", "4")
+_MODEL = ("--model", "nano", "--vocabulary", "300")
 
 
 def judged(target: str, *words: str) -> Result:

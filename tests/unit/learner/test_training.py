@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import threading
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def _settings(directory: Path, *, steps: int = 12, slowdown: float = 1.0) -> Lea
         work_directory=directory,
         size="nano",
         context=32,
-        data_limit_mb=0.4,
+        source=Path(argparse.__file__),
         shard=(1, 2),
         batch_size=4,
         held_out_window_count=8,

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import configparser
 import os
 import re
 import socket
 from collections.abc import Callable
-from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from skerry.runtime.logs import get_logger
 from skerry.runtime.redaction import redacted
 from skerry_syncer.store.errors import StoreURLError
-from skerry_syncer.store.objects.interface import read_json
-
-if TYPE_CHECKING:
-    from obstore.store import GCSCredential
 
 _LOG: Final = get_logger(__name__)
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
@@ -99,36 +95,27 @@ def _google_file() -> dict[str, Any]:
     if not named and not path.exists():
         return {}
     try:
-        settings = read_json(path.read_bytes(), dict[str, Any])
+        settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         if settings.get("type") in {"service_account", "authorized_user"}:
             return {"application_credentials": str(path)}
-        return {"credential_provider": _GoogleTokens()}
+        return {"credential_provider": _google_tokens()}
     except ImportError as error:
         raise StoreURLError(f"Google's credentials need `pip install 'skerry[gcs]'`. path={path}") from error
     except (OSError, ValueError) as error:
         raise StoreURLError(f"Google's credentials can't be used: {error}. path={path}") from error
 
 
-class _GoogleTokens:
-    """Tokens of what obstore does not know: workload identity federation, and impersonated service accounts."""
+def _google_tokens() -> Any:
+    """Returns what obstore itself does not know: workload identity federation, impersonated service accounts."""
+    from google.auth import credentials, default
+    from google.auth.exceptions import GoogleAuthError
+    from obstore.auth.google import GoogleCredentialProvider
 
-    def __init__(self) -> None:
-        from google.auth import credentials, default
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.transport.requests import Request
-
-        try:
-            # With a scope it would ask Google for the name of the project.
-            unscoped, _ = default()
-        except GoogleAuthError as error:
-            raise ValueError(error) from error
-        self._credentials = credentials.with_scopes_if_required(unscoped, [_GOOGLE_SCOPE])
-        self._request = Request()
-
-    async def __call__(self) -> GCSCredential:
-        """Returns a new token; obstore asks for one when it needs it."""
-        await asyncio.to_thread(self._credentials.refresh, self._request)
-        return {"token": self._credentials.token, "expires_at": self._credentials.expiry.replace(tzinfo=UTC)}
+    try:
+        unscoped, _ = default()  # with a scope it would ask Google for the name of the project
+    except GoogleAuthError as error:
+        raise ValueError(error) from error
+    return GoogleCredentialProvider(credentials.with_scopes_if_required(unscoped, [_GOOGLE_SCOPE]))
 
 
 def _has_metadata(variable: str, address: str) -> bool:

@@ -134,4 +134,5 @@ async def open_run(objects: Objects) -> Run:
         StoreError: the log can't be read.
     """
     store = store_on(objects, clock=VirtualClock())
-    return await store.open_run(RUN, await store.resolve(RUN))
+    ((name, uid),) = await store.list_runs([RUN])
+    return await store.open_run(name, uid)

@@ -37,8 +37,8 @@ FOLLOWING_CALLS: Final = 10
 # How long a call may wait for its turn before it is refused. A refused one waits too: a connection has few streams, so
 # a client that repeats refused calls is slowed down.
 MAX_DELAY_S: Final = 1.0
-# Clients that are remembered, beyond those that would have to wait.
-_MAX_KNOWN: Final = 1024
+# Clients that are remembered, those that called last.
+MAX_KNOWN: Final = 1024
 
 
 def patience_s(size_bytes: int) -> float:
@@ -67,11 +67,6 @@ class Allowance:
         """Begins full."""
         self._empty_until_s = -math.inf
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it is as if it were new."""
-        return self._empty_until_s < asyncio.get_running_loop().time() - CALLS_AT_ONCE / CALLS_A_SECOND
-
     def spend(self, size_bytes: int) -> None:
         """Takes the tokens of a message that has come or is about to go; what comes next waits for them."""
         self._take(size_bytes // BYTES_A_CALL)
@@ -95,19 +90,3 @@ class Allowance:
         now_s = asyncio.get_running_loop().time()
         full_s = now_s - CALLS_AT_ONCE / CALLS_A_SECOND
         self._empty_until_s = max(self._empty_until_s, full_s) + count / CALLS_A_SECOND
-
-
-class Allowances:
-    """The allowance of each client, by its identity or, without one, by its connection."""
-
-    def __init__(self) -> None:
-        """Knows nobody."""
-        self._known: dict[str, Allowance] = {}
-
-    def of(self, client: str) -> Allowance:
-        """Returns the client's allowance."""
-        if client not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known = {name: allowance for name, allowance in self._known.items() if not allowance.is_full}
-            self._known[client] = Allowance()
-        return self._known[client]

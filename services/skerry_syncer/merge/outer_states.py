@@ -48,15 +48,12 @@ class OuterStates:
         self._reading: dict[str, OuterState] = {}  # by fragment: what a snapshot is made of
 
     async def take(self, fragment: FragmentState, version: int) -> OuterState:
-        """Returns the outer state of `version`, which its caller may change: it is not in the cache any more.
-
-        It comes from the cache if the log has that and no snapshot is nearer.
-        """
+        """Returns the outer state of `version`, which its caller may change: it is not in the cache any more."""
         name = fragment.layout.name
         replayer = Replayer(self._run, name, self._workers)
         cached = self._cache.pop(name, None)
         outer = cached.outer if cached is not None else None
-        if outer is not None and _is_usable(outer, fragment, replayer, version):
+        if outer is not None and outer.version <= version:
             try:
                 outer = await self._writable(name, outer)
                 await replayer.advance(outer, version, self._scratch)
@@ -98,15 +95,3 @@ class OuterStates:
             yield outer
         finally:
             del self._reading[name]
-
-
-def _is_usable(outer: OuterState, fragment: FragmentState, replayer: Replayer, version: int) -> bool:
-    """Whether a cached state leads to `version`, and no snapshot is nearer, before which deltas may be collected."""
-    known = fragment.versions.get(outer.version)
-    if not 0 <= outer.version <= version or known is None or known.is_abandoned:
-        return False
-    try:
-        nearest = replayer.base(version, with_outer=True).version
-    except (ObjectMissingError, UnreadableObjectError):
-        nearest = -1
-    return outer.version >= nearest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -23,9 +24,9 @@ from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.access.limits import (
     FIRST_MESSAGE_S,
     FOLLOWING_CALLS,
+    MAX_KNOWN,
     MAX_MESSAGE_BYTES,
     Allowance,
-    Allowances,
     patience_s,
     within,
 )
@@ -65,7 +66,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         self._has_roles = has_roles
         self._has_open_health = has_open_health
         self._deny_list = deny_list
-        self._allowances = Allowances()
+        # Of each client, by its identity or, without one, by its connection.
+        self._allowance_of = lru_cache(MAX_KNOWN)(lambda _client: Allowance())
 
     async def intercept_service(
         self,
@@ -92,7 +94,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         method = path.removeprefix(_OWN).lstrip("/")
         serving: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
         try:
-            allowance = self._allowances.of(client_uri(context) or context.peer() or "")
+            allowance = self._allowance_of(client_uri(context) or context.peer() or "")
             await allowance.take(FOLLOWING_CALLS if method in _FOLLOWING else 1)
             self._identify(path, context)
             async with aclosing(self._messages(handler, path, requests, allowance)) as messages:

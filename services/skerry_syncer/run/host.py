@@ -121,7 +121,9 @@ class RunHost:
         named = await self._uid_of(name)
         if not uid and named is None:
             raise lost_name(name, uid, named)
-        replica = await self._replica(name, uid or named or "", named, wakes=wakes)
+        replica = await self._replica(name, uid or named or "", named)
+        if wakes:
+            replica.wake()
         if uid and uid != named and (is_creator or replica.state.status is RunStatus.DRAFT):
             if named is not None:
                 raise RunExistsError(f"another run got the name first. run={name}", uid=named)
@@ -154,17 +156,14 @@ class RunHost:
         now_s = self.clock.monotonic_s()
         if known is not None and now_s - known[1] < self.settings.name_lifetime_s:
             return known[0]
-        try:
-            uid = await self.store.resolve(name)
-        except RunNotFoundError:
+        uid = await self.store.resolve(name)
+        if uid is None:
             self._names.pop(name, None)
-            return None
-        self._names[name] = (uid, now_s)
+        else:
+            self._names[name] = (uid, now_s)
         return uid
 
-    async def _replica(
-        self, name: str, uid: str, named: str | None, *, is_patient: bool = False, wakes: bool = True
-    ) -> RunReplica:
+    async def _replica(self, name: str, uid: str, named: str | None, *, is_patient: bool = False) -> RunReplica:
         """Returns the replica of a run; `named` is the uid that the name means.
 
         Opening continues when callers give up waiting for it.
@@ -190,12 +189,9 @@ class RunHost:
         if run.opening.cancelled():
             raise DrainingError
         try:
-            replica = run.opening.result()
+            return run.opening.result()
         except RunNotFoundError:
             raise lost_name(name, uid, named) from None
-        if wakes:
-            replica.wake()
-        return replica
 
     async def _serve(self, run: _Run, name: str, uid: str) -> None:
         """Opens the run and serves it. A failure ends this run only, and the next call opens it again."""
@@ -232,7 +228,7 @@ class RunHost:
 
     async def _opened(self, name: str, uid: str) -> Run:
         """Returns a named run, however long opening it takes; it need not wake."""
-        return (await self._replica(name, uid, uid, is_patient=True, wakes=False)).stored
+        return (await self._replica(name, uid, uid, is_patient=True)).stored
 
     async def _resume(self) -> None:
         """Opens every named run once, so that work that a killed replica left is finished without a call."""

@@ -16,7 +16,6 @@ from skerry_syncer.access.caller import author, calling_learner
 from skerry_syncer.errors import SyncerError, bad_request, from_rejection
 from skerry_syncer.run.host import RunHost, lost_name
 from skerry_syncer.run.replica import RunReplica
-from skerry_syncer.store.errors import RunNotFoundError
 from skerry_syncer.store.log.entries import EjectionItem, MetricsItem, PolicyItem, RunSpec, RunStatus, StatusItem
 from skerry_syncer.store.log.state import LearnerState, ReportState, RunState
 
@@ -183,12 +182,10 @@ async def delete_run(host: RunHost, name: str, uid: str) -> None:
     """
     check_name(name, "run")
     check_id(uid, "run uid")
-    try:
-        named = await host.store.resolve(name)
-    except RunNotFoundError:
-        if uid in await host.store.name_history(name):
-            return  # an earlier call deleted it
-        raise
+    history = await host.store.name_history(name)
+    named = history[-1] if history else None
+    if named is None and uid in history:
+        return  # an earlier call deleted it
     if named != uid:
         raise lost_name(name, uid, named)
     await host.store.unpublish(name, uid)

@@ -201,16 +201,14 @@ class Store:
             current = _parse_name(name, await self._created(_name_path(name, number), data))
         return current
 
-    async def resolve(self, name: str) -> str:
-        """Returns the uid of the run that has the name.
+    async def resolve(self, name: str) -> str | None:
+        """Returns the uid of the run that has the name; None if none has.
 
         Raises:
-            RunNotFoundError: none has.
+            LogCorruptError: as `name_history`.
         """
         history = await self.name_history(name)
-        if not history or history[-1] is None:
-            raise RunNotFoundError(f"run does not exist. run={name}")
-        return history[-1]
+        return history[-1] if history else None
 
     async def name_history(self, name: str) -> list[str | None]:
         """Returns the uids that the name has meant, in order; None where it was free.
@@ -240,11 +238,10 @@ class Store:
         async def uid_of(name: str) -> str | None:
             async with limit:
                 try:
-                    history = await self.name_history(name)
+                    return await self.resolve(name)
                 except (BadNameError, LogCorruptError, NewerFormatError) as error:
                     _LOG.warning("run is left out of a listing", run=name, cause=str(error))
                     return None
-                return history[-1] if history else None
 
         names = await self.objects.folders("runs") if names is None else names
         uids = await asyncio.gather(*(uid_of(name) for name in names))

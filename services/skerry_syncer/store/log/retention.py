@@ -85,8 +85,8 @@ def pinned_names(state: RunState) -> set[str]:
     return _weights_names(state, state.position) if state.policy.pinned_positions else set()
 
 
-def kept_names(state: RunState, policy: Policy, *, keeps_quarantined: bool = True) -> set[str]:
-    """Returns the names of the objects that stay; quarantined deltas, for a person to inspect, if they are kept."""
+def kept_names(state: RunState, policy: Policy) -> set[str]:
+    """Returns the names of the objects that stay; quarantined deltas among them, for a person to inspect."""
     names = state.referenced_names() | _weights_names(state, *kept_positions(state, policy))
     for fragment in state.fragments.values():
         newest = range(fragment.version, max(-1, fragment.version - policy.kept_version_count), -1)
@@ -94,7 +94,7 @@ def kept_names(state: RunState, policy: Policy, *, keeps_quarantined: bool = Tru
         for version in whole.values():
             names.update(ref.name for ref in _version_refs(state, version))
     for delta in state.deltas.values():
-        if keeps_quarantined and delta.fate is Fate.QUARANTINED:
+        if delta.fate is Fate.QUARANTINED:
             names.update(part.name for part in delta.item.parts)
     return names
 

@@ -61,7 +61,6 @@ async def plan_collection(
     policy: Policy,
     *,
     litter_before_unix_s: float,
-    keeps_quarantined: bool = True,
 ) -> CollectionPlan:
     """Returns what may be deleted, by the log's end and a listing of the run's objects. Changes nothing.
 
@@ -77,7 +76,7 @@ async def plan_collection(
     if log.failure is None:
         await log.tail()
     named = {ref.name for ref in named_refs(log.state)}
-    needed = kept_names(log.state, policy, keeps_quarantined=keeps_quarantined)
+    needed = kept_names(log.state, policy)
     victims: list[ObjectInfo] = []
     kept: list[ObjectInfo] = []
     for info in infos:
@@ -161,7 +160,6 @@ Examples:
     is_flag=True,
     help="Also delete whole runs that were removed by `skerry runs delete`, once they are that old.",
 )
-@click.option("--drop-quarantined", is_flag=True, help="Also delete quarantined deltas.")
 @click.option("--yes", is_flag=True, help="Delete. Without it, only print what would be deleted.")
 @as_json
 def gc(
@@ -173,7 +171,6 @@ def gc(
     keep_versions: int | None,
     keep_since: float | None,
     litter_age: float,
-    drop_quarantined: bool,
     deleted_runs: bool,
     yes: bool,
     is_json: bool,
@@ -198,7 +195,7 @@ def gc(
             policy = replace(policy, kept_version_count=keep_versions)
         if keep_since is not None:
             policy = replace(policy, kept_hours=keep_since / 3600)
-        plan = await plan_collection(log, policy, litter_before_unix_s=before, keeps_quarantined=not drop_quarantined)
+        plan = await plan_collection(log, policy, litter_before_unix_s=before)
         if not yes:
             return plan, warn_of_damage(log.failure, log.state.position)
         with shown_progress("deleting") as progress:
@@ -218,7 +215,7 @@ def gc(
                         each for each in drafts if await delete_nameless(store, each, modified_before_unix_s=before)
                     ]
                 plan, is_damaged = CollectionPlan(), False
-                if not (drafts or is_all) or (uid is None and any((await store.name_history(name))[-1:])):
+                if not (drafts or is_all) or (uid is None and await store.resolve(name)):
                     plan, is_damaged = await collect_run(store, name, before)
                 is_any_damaged |= is_damaged
                 if is_all and not is_json:

@@ -126,11 +126,11 @@ async def resolved(store: Store, run_name: str) -> str:
     Raises:
         RunNotFoundError: none has; the message lists the runs that exist.
     """
-    try:
-        return await store.resolve(run_name)
-    except RunNotFoundError as error:
+    uid = await store.resolve(run_name)
+    if uid is None:
         names = [name for name, _ in await store.list_runs()]
-        raise RunNotFoundError(f"{error}, runs={names}") from None
+        raise RunNotFoundError(f"run does not exist. run={run_name}, runs={names}")
+    return uid
 
 
 def warn_of_damage(failure: LogCorruptError | None, position: int) -> bool:

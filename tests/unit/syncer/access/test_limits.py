@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skerry_syncer.access import limits
-from skerry_syncer.access.limits import Allowance, Allowances, patience_s
+from skerry_syncer.access.limits import Allowance, patience_s
 from skerry_syncer.errors import SyncerError
 from tests.simulation.virtual_time import run_virtual
 
@@ -50,17 +50,3 @@ def test_a_message_counts_by_its_bytes() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtual(main) == pytest.approx(128 / 200, abs=0.01)
-
-
-def test_clients_that_owe_nothing_are_forgotten_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_MAX_KNOWN", 3)
-
-    async def main() -> tuple[bool, bool]:
-        allowances = Allowances()
-        busy, idle = allowances.of("busy"), allowances.of("idle")
-        await busy.take()
-        allowances.of("third")
-        allowances.of("fourth")
-        return allowances.of("busy") is busy, allowances.of("idle") is idle
-
-    assert run_virtual(main) == (True, False)

@@ -203,7 +203,6 @@ class Attachment:
             for fate in attached.pending:  # deltas of an earlier session
                 if (fragment := self._fragments.get(fate.fragment)) is not None:
                     fragment.wait_behind(fate)
-        session.went_well()
         session.attached.set()
         self._answered.set()
         _log.info("attached", **session.facts, position=session.position)

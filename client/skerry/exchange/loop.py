@@ -24,7 +24,7 @@ from skerry.exchange.boundary import Boundary
 from skerry.exchange.fragment import FragmentExchange, stats_of
 from skerry.exchange.join import Joining, find_or_create
 from skerry.exchange.pull import pull_newest
-from skerry.exchange.session import Calls, Session, policy_of
+from skerry.exchange.session import REMINDER_S, Calls, Session, policy_of
 from skerry.exchange.settings import ExchangeSettings, whole_number
 from skerry.exchange.states import Idle
 from skerry.exchange.untrained import check_untrained
@@ -43,8 +43,6 @@ _log = get_logger(__name__)
 
 # Weight of a new step in the moving average of step times.
 _STEP_TIME_FACTOR: Final = 0.1
-# Between two log lines that say that a learner exchanges no more, or that nothing of its work is taken.
-_REMINDER_S: Final = 60.0
 # Loading kernels that another process has compiled takes less on a quiet machine.
 _QUIET_S: Final = 2.0
 # So many rounds of work are only unsent if something is wrong: one is being trained, and one may be on its way.
@@ -79,7 +77,7 @@ class ExchangeLoop:
         self._last_step_end_s: float | None = None
         self._is_step_posted = False
         self._acknowledged_count = 0  # at the last reminder
-        self._next_reminder_s = boundary.clock.monotonic_s() + _REMINDER_S
+        self._next_reminder_s = boundary.clock.monotonic_s() + REMINDER_S
 
     # The training thread's side.
 
@@ -112,7 +110,7 @@ class ExchangeLoop:
             self._is_step_posted = True
             self._boundary.post(self._on_step)
         if begin_s >= self._next_reminder_s:
-            self._next_reminder_s = begin_s + _REMINDER_S
+            self._next_reminder_s = begin_s + REMINDER_S
             self._remind()
         self._last_step_end_s = self._boundary.clock.monotonic_s()
         session.tally.stalled(self._last_step_end_s - begin_s)
@@ -151,7 +149,6 @@ class ExchangeLoop:
                 because=str(problem or "its deltas wait for rounds that do not close"),
             )
         self._acknowledged_count = acknowledged_count
-        session.remind_of_causes()
 
     def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
@@ -330,7 +327,6 @@ class ExchangeLoop:
 
     async def leave(self) -> None:
         """Tells the syncer, so that no round waits for this learner, and ends `run`."""
-        self._session.remind_of_causes()
         await self._attachment.leave()
         self._session.end()
 

@@ -27,6 +27,8 @@ _log = get_logger(__name__)
 
 R = TypeVar("R")
 
+# Between two log lines that say the same.
+REMINDER_S: Final = 60.0
 DEFAULT_PART_SIZE_BYTES: Final = 8 * 2**20
 _CONCURRENT_TRANSFERS: Final = 4
 
@@ -105,8 +107,7 @@ class Session(Reader):
         self.failure: SkerryError | None = None
         self.problem: SkerryError | None = None  # the last failure since a delta was acknowledged
         self.unmerged: dict[str, SkerryError] = {}  # by fragment: why its last delta was not merged
-        self._told_reasons: set[str] = set()  # of failures since the exchange went well
-        self._told_causes: dict[str, int] = {}
+        self._silent_until_s: dict[str, float] = {}  # by the reason or cause that was told
         self.attached = asyncio.Event()
         self.stopped = asyncio.Event()
         self.moving = asyncio.Semaphore(parameters.moving_limit)  # held while vectors of a fragment are in memory
@@ -148,7 +149,7 @@ class Session(Reader):
         return await retry.call(call, timeout_s=self.settings.connect_timeout_s)
 
     def note_failure(self, error: BaseException) -> None:
-        """Takes note of a failure that will be tried again, and warns of it once until the exchange goes well."""
+        """Takes note of a failure that will be tried again, and warns of it."""
         assert isinstance(error, SkerryError)  # nothing else is tried again
         if isinstance(error, RunNotFoundError):
             error = RunNotFoundError(
@@ -157,8 +158,7 @@ class Session(Reader):
                 f"learner attaches by itself when the run is back. {error}",
             )
         self.problem = error
-        if error.reason not in self._told_reasons:
-            self._told_reasons.add(error.reason)
+        if self._may_tell(error.reason):
             needs_a_person = isinstance(error, RefusedError | RunNotFoundError | StoreLostError)
             (_log.error if needs_a_person else _log.warning)(
                 "the exchange failed and will be tried again, training goes on",
@@ -167,47 +167,36 @@ class Session(Reader):
                 because=str(error),
             )
 
-    def went_well(self) -> None:
-        """Has the next failure be told again."""
-        self._told_reasons.clear()
+    def _may_tell(self, what: str) -> bool:
+        """Whether to log what may happen often: at once, and then at most once in a while."""
+        now_s = self.boundary.clock.monotonic_s()
+        if now_s < self._silent_until_s.get(what, now_s):
+            return False
+        self._silent_until_s[what] = now_s + REMINDER_S
+        return True
 
     def acknowledged(self, layout: FragmentLayout) -> None:
         """Takes note that a delta of a fragment was acknowledged."""
         self.problem = None
-        self.went_well()
         self.tally.deltas_acknowledged += 1
         self.tally.parameters_up_count += layout.numel
 
     def not_merged(self, layout: FragmentLayout, cause: str, error: SkerryError, *, is_lost: bool) -> None:
-        """Counts a delta that is not merged, and warns of the first one of its cause.
-
-        `remind_of_causes` tells how many follow. `is_lost`: its work is out of the model, too; else it goes into a
-        later delta.
-        """
+        """Counts a delta that is not merged, and warns of it; if not `is_lost`, its work goes into a later one."""
         self.unmerged[layout.name] = error
         count = self.tally.not_merged(cause, is_lost=is_lost)
-        if count > 1:
+        if not self._may_tell(cause):
             return
-        self._told_causes[cause] = count
         what_follows = "lost, and the weights are set back to the run's" if is_lost else "sent again"
         (_log.error if is_lost else _log.warning)(
             f"a delta is not merged, its work is {what_follows}. more of this cause are counted, not told one by one",
-            learner=self.settings.learner_id,
+            **self.facts,
             fragment=layout.name,
             cause=cause,
             because=str(error),
+            deltas=count,
+            acknowledged=self.tally.deltas_acknowledged,
         )
-
-    def remind_of_causes(self) -> None:
-        """Warns of the deltas that were not merged since it did so last, with one line for each cause."""
-        causes = dict(self.tally.causes)
-        for cause, count in causes.items():
-            if count > self._told_causes.get(cause, 0):
-                acknowledged = self.tally.deltas_acknowledged
-                _log.warning(
-                    "deltas were not merged", **self.facts, cause=cause, deltas=count, acknowledged=acknowledged
-                )
-        self._told_causes = causes
 
     @property
     def standing_problem(self) -> SkerryError | None:

@@ -13,9 +13,9 @@ from google.protobuf.duration_pb2 import Duration
 from skerry import RunClosedError, StopExchangingError
 from skerry.algorithm.rebase import Trained
 from skerry.errors import error_of
-from skerry.exchange import loop
 from skerry.exchange.boundary import Boundary
 from skerry.exchange.loop import ExchangeLoop
+from skerry.exchange.session import REMINDER_S
 from skerry.exchange.settings import ExchangeSettings
 from skerry.model.interface import ArrayParameters
 from skerry.runtime.workers import InlineWorkers
@@ -151,12 +151,12 @@ async def test_a_learner_whose_work_nobody_takes_is_reminded_once_a_minute() -> 
     world.exchange._session.note_failure(error_of("STORE_FULL", "no room"))
     with heard_logs() as logs:
         for _ in range(4 * 4 + 2):
-            world.clock.now_s += loop._REMINDER_S / 16
+            world.clock.now_s += REMINDER_S / 16
             world.exchange.step(8)
-        world.clock.now_s += loop._REMINDER_S
+        world.clock.now_s += REMINDER_S
         world.exchange.step(8)
         world.exchange.stop(StopExchangingError("SESSION_FENCED", "a newer session"))
-        world.clock.now_s += loop._REMINDER_S
+        world.clock.now_s += REMINDER_S
         world.exchange.step(8)
     told = [(line.get("unsent_steps"), line["reason"]) for line in logs]
     assert told == [(16, "STORE_FULL"), (19, "STORE_FULL"), (None, "SESSION_FENCED"), (None, "SESSION_FENCED")]

@@ -1,11 +1,13 @@
-"""What a learner says of its exchange: each failure once, each cause of lost work once and then with a count."""
+"""What a learner says of its exchange: each failure, and each cause of lost work, at most once a minute."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from skerry.errors import PoisonedError, RunNotFoundError, StopExchangingError, error_of
-from skerry.exchange.session import Session
+from skerry.exchange.session import REMINDER_S, Session
 from skerry.wire import FragmentLayout, TensorSpec
 from tests.support.heard_logs import heard_logs
 from tests.support.scripted_transport import ScriptedTransport, quick_calls, scripted_session
@@ -19,12 +21,13 @@ def session_of() -> Session:
     return scripted_session(quick_calls(ScriptedTransport()), {"w": np.zeros(2, np.float32)})
 
 
-async def test_a_failure_is_told_once_until_a_delta_is_acknowledged() -> None:
+async def test_a_failure_is_told_at_once_and_then_once_a_minute() -> None:
     session = session_of()
+    clock: Any = session.boundary.clock
     with heard_logs() as logs:
         for error in (UNREACHABLE, error_of("TIMEOUT", "slow"), UNREACHABLE):
             session.note_failure(error)
-        session.acknowledged(LAYOUT)
+        clock.now_s += REMINDER_S
         session.note_failure(UNREACHABLE)
         assert session.problem is UNREACHABLE
     assert [line["reason"] for line in logs] == ["UNREACHABLE", "TIMEOUT", "UNREACHABLE"]
@@ -40,21 +43,22 @@ async def test_a_run_that_has_vanished_is_an_error_that_says_what_to_look_at() -
     assert "store is mounted" in str(session.problem)
 
 
-async def test_deltas_that_are_not_merged_are_counted_by_cause_and_told_once_and_then_with_their_count() -> None:
+async def test_deltas_that_are_not_merged_are_counted_by_cause_and_told_once_a_minute() -> None:
     session = session_of()
+    clock: Any = session.boundary.clock
     with heard_logs() as logs:
         for layout in (LAYOUT, OTHER, LAYOUT):
             session.not_merged(layout, "quarantined: norm", QUARANTINED, is_lost=True)
         session.not_merged(LAYOUT, "refused: BASE_STALE", error_of("BASE_STALE", "old"), is_lost=False)
-        session.remind_of_causes()
-        session.remind_of_causes()
-    assert [(line["log_level"], line["cause"], line.get("deltas")) for line in logs] == [
-        ("error", "quarantined: norm", None),
-        ("warning", "refused: BASE_STALE", None),
-        ("warning", "quarantined: norm", 3),
+        clock.now_s += REMINDER_S
+        session.not_merged(LAYOUT, "quarantined: norm", QUARANTINED, is_lost=True)
+    assert [(line["log_level"], line["cause"], line["deltas"]) for line in logs] == [
+        ("error", "quarantined: norm", 1),
+        ("warning", "refused: BASE_STALE", 1),
+        ("error", "quarantined: norm", 4),
     ]
-    assert session.tally.causes == {"quarantined: norm": 3, "refused: BASE_STALE": 1}
-    assert (session.tally.deltas_dropped, session.tally.deltas_returned) == (3, 1)
+    assert session.tally.causes == {"quarantined: norm": 4, "refused: BASE_STALE": 1}
+    assert (session.tally.deltas_dropped, session.tally.deltas_returned) == (4, 1)
 
 
 async def test_a_fragment_that_is_not_merged_is_the_problem_though_another_is_acknowledged() -> None:

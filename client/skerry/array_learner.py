@@ -103,13 +103,14 @@ class SingleProcess:
             lambda: GrpcTransport(target, tls=options.get("tls"), jitter=system_random(), lane_count=wanted)
         )
         self._closing.callback(lambda: self._thread.run(transport.close()))
+        self._boundary = boundary(SystemClock(), self._thread.loop.call_soon_threadsafe)
         self._exchange = ExchangeLoop(
             Calls(transport, Retry(RetrySettings(), system_random(), is_transient), lane_count=lane_count),
             parameters,
             settings,
             workers=workers,
             entropy=SystemEntropy(),
-            boundary=boundary(SystemClock(), self._thread.loop.call_soon_threadsafe),
+            boundary=self._boundary,
             **between_ranks,
         )
 
@@ -144,7 +145,7 @@ class SingleProcess:
         self._exchange.check_weights()
         self._thread.loop.call_soon_threadsafe(lambda: self._exchange.flush(is_last=is_last))
         try:
-            return self._exchange.serve(is_done, timeout_s)
+            return self._boundary.serve(is_done, timeout_s)
         finally:
             self._thread.loop.call_soon_threadsafe(self._exchange.end_flush)
 

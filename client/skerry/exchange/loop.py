@@ -1,6 +1,6 @@
 """A learner's exchange with a run: joins it, keeps the lease, drives every fragment. asyncio, no sockets, no threads.
 
-The training thread calls `step` and `serve`, everything else runs on the event loop. In a product that loop has a
+The training thread calls `step`, and `serve` of the boundary; all else runs on the event loop. In a product that has a
 thread of its own; a simulation runs it, and `step` with it, in virtual time over its own transport.
 """
 
@@ -149,10 +149,6 @@ class ExchangeLoop:
                 because=str(problem or "its deltas wait for rounds that do not close"),
             )
         self._acknowledged_count = acknowledged_count
-
-    def serve(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Does the training thread's part without steps, until `is_over()` or the timeout; returns `is_over()`."""
-        return self._boundary.serve(is_over, timeout_s)
 
     @property
     def stats(self) -> Stats:

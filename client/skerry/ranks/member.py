@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any, Final
 
@@ -58,6 +58,8 @@ class RankReport:
 
 class ManyRanks(SingleProcess):
     """The back end of one rank of several; every rank makes one, at the same time."""
+
+    _boundary: TurnBoundary
 
     def __init__(
         self,
@@ -114,17 +116,12 @@ class ManyRanks(SingleProcess):
             session_id=session_id,
             create=settings.create and rank == 0,
         )
-
-        def boundary(*arguments: Any) -> TurnBoundary:
-            self._boundary = TurnBoundary(*arguments, rank=rank, parameters=self._parameters, meet=self._meet_again)
-            return self._boundary
-
         options = {**options, "target": self._shared(options)}
         self._open(
             self._parameters,
             settings,
             options,
-            boundary=boundary,
+            boundary=partial(TurnBoundary, rank=rank, parameters=self._parameters, meet=self._meet_again),
             lane_count=max(1, LANE_COUNT // island.size),
             others=lambda: [report.stats for report in self._reports[1:]],
             relay=self._heard.append,

@@ -14,7 +14,6 @@ import skerry.net.forks  # noqa: F401 - has to come before the first import of g
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from skerry.array_learner import ArrayLearner as ArrayLearner
-    from skerry.errors import AttachAgainError as AttachAgainError
     from skerry.errors import CorruptDownloadError as CorruptDownloadError
     from skerry.errors import PlanExpiredError as PlanExpiredError
     from skerry.errors import PoisonedError as PoisonedError
@@ -45,7 +44,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
 
 _HOMES: Final = {
     "skerry.array_learner": "ArrayLearner",
-    "skerry.errors": "AttachAgainError CorruptDownloadError PlanExpiredError PoisonedError RefusedError RunClosedError "
+    "skerry.errors": "CorruptDownloadError PlanExpiredError PoisonedError RefusedError RunClosedError "
     "RunExistsError RunNotFoundError SkerryError StopExchangingError StoreLostError TryAgainError WorkRefusedError",
     "skerry.follower": "Follower",
     "skerry.learner": "Learner attach",

@@ -2,7 +2,6 @@
 
     SkerryError                   every refusal and failure; its `reason` is stable
     ├── TryAgainError             the same call may succeed later, with the same bytes: repeat it after `retry_after_s`
-    ├── AttachAgainError          the syncer does not know the session: attach, then repeat the call
     ├── WorkRefusedError          this delta is never accepted: its work goes into the next one, from a newer base
     ├── PoisonedError             the weights are not finite: drop the work and set the weights back
     ├── PlanExpiredError          the plan's objects were collected: ask for a new plan
@@ -11,7 +10,7 @@
     ├── StopExchangingError       this learner must not exchange with this run any more; it may train on alone
     ├── StoreLostError            the run's log lost what it had: exchange nothing, say so, and ask again now and then
     ├── RunNotFoundError          no run of that name: create it, or check the name
-    ├── RunExistsError            the name is taken: join that run; `uid` has its uid
+    ├── RunExistsError            the name is taken: join that run; `metadata` has its `run_uid`
     └── RefusedError              the request is wrong: change it; a delta that it sent is never accepted
 
 Reasons are those of `skerry.v1.ErrorReason` without their prefix. The client's own are UNREACHABLE, TLS_FAILED,
@@ -52,10 +51,6 @@ class SkerryError(Exception):
 
 class TryAgainError(SkerryError):
     """The same call may succeed later, after `retry_after_s` if the server stated it."""
-
-
-class AttachAgainError(SkerryError):
-    """The syncer does not know the session: attach first."""
 
 
 class WorkRefusedError(SkerryError):
@@ -100,11 +95,6 @@ class RunNotFoundError(SkerryError):
 class RunExistsError(SkerryError):
     """The name is taken."""
 
-    @property
-    def uid(self) -> str:
-        """The uid of the run that has the name; empty where the server did not say."""
-        return self.metadata.get("run_uid", "")
-
 
 class RefusedError(SkerryError):
     """The request is wrong, or not allowed."""
@@ -113,8 +103,7 @@ class RefusedError(SkerryError):
 _REASONS: Final[Mapping[type[SkerryError], str]] = {
     TryAgainError: "STORE_UNAVAILABLE STORE_FULL DRAINING INTERNAL BAD_FRAME DIGEST_MISMATCH INCOMPLETE TOO_SLOW "
     "NEWER_FORMAT OBJECT_UNREADABLE RUN_OPENING UNAUTHENTICATED UNREACHABLE TLS_FAILED TIMEOUT CANCELLED UNKNOWN "
-    "ABORTED RESOURCE_EXHAUSTED QUOTA_EXCEEDED",
-    AttachAgainError: "SESSION_UNKNOWN",
+    "ABORTED RESOURCE_EXHAUSTED QUOTA_EXCEEDED SESSION_UNKNOWN",
     WorkRefusedError: "BASE_STALE BASE_FOREIGN BASE_FUTURE BASE_REPEATED ID_REUSED",
     PoisonedError: "NON_FINITE",
     PlanExpiredError: "PLAN_EXPIRED",

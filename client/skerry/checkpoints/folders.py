@@ -29,18 +29,15 @@ def version_numbers(source: Path) -> list[int]:
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Returns the metadata of a version's index; none for a checkpoint without an index.
+    """Returns the metadata of a version's index.
 
     Raises:
         FileNotFoundError: there is no such version.
         ValueError: the index can't be read.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no such version, or it was collected. folder={folder}")
     if not (folder / INDEX).exists():
-        return {}
-    index = json.loads((folder / INDEX).read_bytes())
-    return dict(index.get("metadata", {}))
+        raise FileNotFoundError(f"no such version, or it was collected. folder={folder}")
+    return dict(json.loads((folder / INDEX).read_bytes())["metadata"])
 
 
 def full_before(source: Path, number: int) -> int:

@@ -93,11 +93,10 @@ def _apply(local: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
         apply(data, delta.data().data, metadata["delta_encoding"])
         data.flush()
     _check(metadata, {name: tensors[name] for name in changed})
-    if (local / INDEX).exists():
-        index = json.loads((local / INDEX).read_bytes())
-        index["metadata"] |= {key: value for key, value in metadata.items() if key in index["metadata"]}
-        with replacing(local / INDEX) as file:
-            file.write(json.dumps(index).encode())
+    index = json.loads((local / INDEX).read_bytes())
+    index["metadata"] |= {key: value for key, value in metadata.items() if key in index["metadata"]}
+    with replacing(local / INDEX) as file:
+        file.write(json.dumps(index).encode())
 
 
 def _check(metadata: Mapping[str, Any], tensors: Mapping[str, FileTensor]) -> None:

@@ -49,8 +49,7 @@ def draw(state: RunHistory, *, notice: str = "", now_s: float | None = None) -> 
 
 def _headline(state: RunHistory, notice: str) -> Text:
     line = Text.assemble((state.name, "bold"), f"  {status_word(state.status)}  position {state.position}")
-    live = sum(view.status.is_live for view in state.learners.values())
-    taking_part = sum(view.status.is_live and view.status.is_participating for view in state.learners.values())
+    live, _, taking_part = state.learner_counts()
     line.append(f"  {live} live, {taking_part} participating")
     if notice:
         line.append(f"  {notice}", style="bold red")

@@ -112,6 +112,7 @@ The files in keys/ are made by `skerry keys keys --server a.example`.
     help="Refuse clients though their certificates are valid: a file of skerry:// URIs, which is read as it changes.",
 )
 @click.option("--no-open-health", is_flag=True, help="Answer health checks only to clients with an identity.")
+@click.option("--no-reflection", is_flag=True, help="Do not describe the services to tools such as grpcurl.")
 @click.option("--insecure", is_flag=True, help="Allow plaintext on non-loopback addresses.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", help="Least severe level to log.")
 def serve(
@@ -130,6 +131,7 @@ def serve(
     tls_client_ca: Path | None,
     deny: Path | None,
     no_open_health: bool,
+    no_reflection: bool,
     insecure: bool,
     log_level: str,
 ) -> None:
@@ -162,6 +164,7 @@ def serve(
         tls=tls,
         deny_list=_deny_list(deny),
         has_open_health=not no_open_health,
+        has_reflection=not no_reflection,
         metrics=metrics,
         otlp=otlp_settings(os.environ),
         drain_grace_s=drain_grace,

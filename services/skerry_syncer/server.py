@@ -92,6 +92,7 @@ class ServerSettings:
     tls_connection_age_s: float = 3600.0
     deny_list: DenyList | None = None  # of clients that are refused; only with roles
     has_open_health: bool = True  # clients without an identity get answers of health; else only with roles
+    has_reflection: bool = True
     metrics: str | None = None  # where Prometheus asks, likewise; None: nowhere
     otlp: OtlpSettings | None = None  # how metrics are sent to an OpenTelemetry collector; None: not at all
     drain_grace_s: float = 20.0
@@ -163,7 +164,8 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     exchange_pb2_grpc.add_ExchangeServicer_to_server(ExchangeServicer(host), server)
     capabilities_pb2_grpc.add_CapabilitiesServicer_to_server(CapabilitiesServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    if settings.has_reflection:
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
         if settings.tls is None:
             port = server.add_insecure_port(settings.listen)

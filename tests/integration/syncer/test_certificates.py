@@ -264,13 +264,13 @@ async def _open_to(port: int, tls: Tls) -> list[grpc.StatusCode]:
         return [await call.code() for call in calls]
 
 
-async def test_health_can_be_closed_to_strangers(keys: Path) -> None:
-    ok, unknown = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
-    for is_open, stranger in ((True, [ok, unknown]), (False, [unknown, unknown])):
+async def test_health_can_be_closed_to_strangers_and_reflection_turned_off(keys: Path) -> None:
+    ok, unknown, off = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED
+    for is_open, stranger, reader in ((True, [ok, unknown], [ok, ok]), (False, [unknown, off], [ok, off])):
         own = tls_of(keys, "a.example")  # which names no client
-        async with tls_server(own, has_open_health=is_open) as server:
+        async with tls_server(own, has_open_health=is_open, has_reflection=is_open) as server:
             assert await _open_to(server.port, own) == stranger
-            assert await _open_to(server.port, tls_of(keys, "prom")) == [ok, ok]
+            assert await _open_to(server.port, tls_of(keys, "prom")) == reader
 
 
 async def test_a_client_on_the_deny_list_is_refused_and_its_streams_end(keys: Path, tmp_path: Path) -> None:

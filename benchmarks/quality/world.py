@@ -30,7 +30,6 @@ from skerry.model.interface import Work
 from skerry.model.torch.parameters import TorchParameters
 from skerry.net.retry import Retry, RetrySettings
 from skerry.runtime.workers import InlineWorkers
-from skerry.runtime.workers import InlineWorkers as StoreWorkers
 from skerry.v1 import runs_pb2
 from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
@@ -135,7 +134,7 @@ class _World:
         judged = learners[0].training
         parameters = TorchParameters(judged.model)
         for name, fragment in log.state.fragments.items():
-            outer = await Replayer(opened.stored, name, StoreWorkers()).rebuild(fragment.version, Scratch(None))
+            outer = await Replayer(opened.stored, name).rebuild(fragment.version, Scratch(None))
             parameters.load(fragment.layout, parameters.from_host(outer.weights))()
         figures = _figures(log.state, learners)
         owed_count = len(learners) * self.arm.step_count

@@ -60,10 +60,10 @@ async def _measure(folder: Path, numel: int, samples: int) -> list[Row]:
     found: dict[str, list[float]] = {"copy": [], "merge": []}
     for sample in range(samples + 1):
         copy_s = _copy_s(layout.numel * LEARNERS)
-        state = await Replayer(run, FRAGMENT, workers).rebuild(0, scratch)
+        state = await Replayer(run, FRAGMENT).rebuild(0, scratch)
         with scratch.lent(layout.numel) as acc:
             start_s = time.perf_counter()
-            result = await merge_round(run, closing, state, acc, workers=workers)
+            result = await merge_round(run, closing, state, acc)
             await result.stored()
             if sample:
                 found["copy"].append(copy_s)

@@ -147,9 +147,6 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
     store = Store(objects, clock=clock, entropy=entropy, workers=workers, writer=f"syncer-{entropy.hex_id()[:8]}")
     host = RunHost(
         store,
-        clock=clock,
-        entropy=entropy,
-        workers=workers,
         scratch=Scratch(settings.scratch_directory, memory_bytes=memory_share_bytes()),
         settings=settings.host,
         metrics=metrics,

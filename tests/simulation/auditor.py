@@ -95,7 +95,7 @@ async def audit(evidence: Evidence) -> list[Finding]:
     findings += audit_of.findings()
     findings += [finding async for finding in audit_of.contents()]
     findings += [Finding("all replicas fold to the same state", detail) for detail in _differing(evidence, history)]
-    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
+    report = await verify_run(run, scratch=Scratch(None))
     findings += [Finding("verify finds nothing", str(problem)) for problem in report.problems]
     return findings
 

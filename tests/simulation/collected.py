@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import CollectedItem, Item, entry_name
 from skerry_syncer.store.log.state import FragmentState, RunState
 from skerry_syncer.store.versions.replay import DAMAGE, Replayer
@@ -100,7 +99,7 @@ class Collections:
     async def losses(self) -> AsyncIterator[str]:
         """Yields versions that the policy keeps whole and that can't be rebuilt."""
         for name, fragment in self._run.state.fragments.items():
-            replayer = Replayer(self._run, name, InlineWorkers())
+            replayer = Replayer(self._run, name)
             for version in range(fragment.version, fragment.version - self._run.state.policy.kept_version_count, -1):
                 try:
                     if version in fragment.versions:

@@ -311,7 +311,7 @@ def _collects_what_leads_to_the_newest(patch: pytest.MonkeyPatch) -> None:
 @_defect("retention", 0, "what was the newest within the policy")
 def _goes_by_calendar_clocks(patch: pytest.MonkeyPatch) -> None:
     """A run's age is what each writer's calendar says, which is hours off on some of them."""
-    patch.setattr(RunLog, "age_s", lambda log: log._clock.unix_s())
+    patch.setattr(RunLog, "age_s", lambda log: log.clock.unix_s())
 
 
 @_defect("sleepers", 1, "no process supersedes")

@@ -71,11 +71,9 @@ class ReplicaProcess:
     async def _serve(self, process: Process, link: StoreLink, endpoint: Endpoint, source: random.Random) -> None:
         clock_error_s = random.Random(f"{self.seed}/clock").uniform(-20_000, 20_000)
         clock = VirtualClock(unix_offset_s=1.7e9 + clock_error_s)
-        entropy, workers = SeededEntropy(source), InlineWorkers()
-        store = Store(link, clock=clock, entropy=entropy, workers=workers, writer=process.name)
-        self.host = host = RunHost(
-            store, clock=clock, entropy=entropy, workers=workers, scratch=Scratch(None), settings=self.settings
-        )
+        entropy = SeededEntropy(source)
+        store = Store(link, clock=clock, entropy=entropy, workers=InlineWorkers(), writer=process.name)
+        self.host = host = RunHost(store, scratch=Scratch(None), settings=self.settings)
         async with host.serving():
             endpoint.methods = _methods(host)
             endpoint.is_accepting = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Fate
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.maintenance.checking import verify_run
@@ -16,7 +15,7 @@ async def final_state(objects: Objects, name: str, uid: str) -> RunState:
     """Returns the fold of the log, after checking that merging each version again gives the same digest."""
     store = store_on(objects)
     run = await store.open_run(name, uid)
-    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
+    report = await verify_run(run, scratch=Scratch(None))
     assert report.ok, [str(problem) for problem in report.problems]
     history = WholeHistory(run.spec)
     async for entry, data in run.log.entries():

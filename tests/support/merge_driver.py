@@ -109,11 +109,11 @@ class Driver:
 
     def replayer(self) -> Replayer:
         """Returns what makes any version again."""
-        return Replayer(self.run, FRAGMENT, self.workers)
+        return Replayer(self.run, FRAGMENT)
 
     async def verify(self) -> VerifyReport:
         """Checks the whole run."""
-        return await verify_run(self.run, workers=self.workers, scratch=Scratch(None))
+        return await verify_run(self.run, scratch=Scratch(None))
 
     async def append(self, *items: Item) -> None:
         """Appends items that must all be admitted."""
@@ -186,7 +186,7 @@ class Driver:
     async def merge(self, closing: ClosedItem) -> MergeResult:
         """Takes the state to the version of a frozen round, without committing it."""
         acc = np.full(len(self.state.weights), np.nan, np.float32)  # whatever a merge before has left there
-        return await merge_round(self.run, closing, self.state, acc, workers=self.workers)
+        return await merge_round(self.run, closing, self.state, acc)
 
     async def round(self, deltas: Sequence[AcceptedItem], **close: Any) -> CommittedItem:
         """Closes, as `close` does, merges and commits a round of these deltas."""

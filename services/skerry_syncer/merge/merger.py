@@ -34,7 +34,7 @@ from skerry.algorithm.step import (
     advance_span,
 )
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import IN_FLIGHT, Workers, in_order
+from skerry.runtime.workers import IN_FLIGHT, in_order
 from skerry.wire.errors import NonFiniteError
 from skerry.wire.policy import MergeRule, Policy
 from skerry.wire.quantise import per_tensor_squared_norms
@@ -108,8 +108,6 @@ async def merge_round(
     closing: ClosedItem,
     state: OuterState,  # of version closing.version - 1, then of closing.version; TORN if it fails on the way
     acc: Float32s,  # (numel,) overwritten
-    *,
-    workers: Workers,
 ) -> MergeResult:
     """Takes `state` to the version that `closing` freezes, by the policy that it was closed under.
 
@@ -130,10 +128,10 @@ async def merge_round(
     merged = _round(run.state, closing, policy)
     outer = _outer_step(run.state, closing, policy, merged)
     coefficients = merged.coefficients()
-    await accumulate_deltas(run, closing.fragment, deltas, coefficients, acc, workers=workers)
+    await accumulate_deltas(run, closing.fragment, deltas, coefficients, acc)
     sum_norms = np.empty(0)
     if merged.rule is not MergeRule.MEAN:
-        sum_norms = np.sqrt(await workers.run(per_tensor_squared_norms, acc, layout))
+        sum_norms = np.sqrt(await run.workers.run(per_tensor_squared_norms, acc, layout))
     scalars = Scalars(
         np.float32(outer.rate),
         np.float32(outer.momentum),
@@ -144,7 +142,7 @@ async def merge_round(
     )
     step = Step(layout, scalars, policy.update_encoding, state, acc)
     try:
-        advanced, digest = await take_step(step, closing.version, partial(advance_span, step), workers=workers)
+        advanced, digest = await take_step(step, closing.version, partial(advance_span, step), workers=run.workers)
     except NonFiniteError as error:
         raise UnreadableDeltaError(largest.delta, error) from error
     commit = CommittedItem(
@@ -187,12 +185,11 @@ def _outer_step(state: RunState, closing: ClosedItem, policy: Policy, merged: Ro
 class Merger:
     """Merges the rounds of one run on one replica, one round of a fragment at a time."""
 
-    def __init__(self, run: Run, *, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, scratch: Scratch) -> None:
         """Starts with nothing cached."""
         self._run = run
-        self._workers = workers
         self._scratch = scratch
-        self._states = OuterStates(run, workers, scratch)
+        self._states = OuterStates(run, scratch)
         self._unstored: dict[str, MergeResult] = {}  # by fragment: a version that the store failed to take
         # By fragment: one task at a time uses its outer state.
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -231,7 +228,7 @@ class Merger:
         outer = await self._states.take(fragment, closing.version - 1)
         try:
             with self._scratch.lent(fragment.layout.numel) as acc:
-                return await merge_round(self._run, closing, outer, acc, workers=self._workers)
+                return await merge_round(self._run, closing, outer, acc)
         except BaseException:
             if outer.version == closing.version - 1:  # nothing was changed
                 self._states.keep(closing.fragment, outer)
@@ -294,12 +291,12 @@ class Merger:
             (weights,) = self._scratch.zeros(1, fragment.layout.numel)
             unscaled = np.ones((1, len(fragment.layout.tensors)), np.float32)
             try:
-                await accumulate_deltas(self._run, name, [pushed], unscaled, weights, workers=self._workers)
+                await accumulate_deltas(self._run, name, [pushed], unscaled, weights)
             except UnreadableDeltaError as error:
                 raise UnreadableObjectError(
                     pushed.parts[0].name, f"initial weights. fragment={name}, {error}"
                 ) from error
-            digest = await weights_digest(weights, workers=self._workers)
+            digest = await weights_digest(weights, workers=self._run.workers)
             ref = await self._run.blobs.write_snapshot(fragment.layout, 0, "weights", weights)
             await self._run.log.append([SnapshotItem(name, 0, digest, (ref,), ())])
             _LOG.info("initial weights stored", run=self._run.spec.name, fragment=name, numel=fragment.layout.numel)

@@ -15,7 +15,6 @@ import numpy as np
 
 from skerry.algorithm.step import OuterState
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers
 from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.state import FragmentState
 from skerry_syncer.store.versions.replay import Replayer
@@ -39,10 +38,9 @@ class _Cached:
 class OuterStates:
     """One outer state a fragment, at most. One task at a time may use a fragment's; one more may read it."""
 
-    def __init__(self, run: Run, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, scratch: Scratch) -> None:
         """Starts with nothing cached."""
         self._run = run
-        self._workers = workers
         self._scratch = scratch
         self._cache: dict[str, _Cached] = {}
         self._reading: dict[str, OuterState] = {}  # by fragment: what a snapshot is made of
@@ -50,7 +48,7 @@ class OuterStates:
     async def take(self, fragment: FragmentState, version: int) -> OuterState:
         """Returns the outer state of `version`, which its caller may change: it is not in the cache any more."""
         name = fragment.layout.name
-        replayer = Replayer(self._run, name, self._workers)
+        replayer = Replayer(self._run, name)
         cached = self._cache.pop(name, None)
         outer = cached.outer if cached is not None else None
         if outer is not None and outer.version <= version:
@@ -75,7 +73,7 @@ class OuterStates:
             return outer
         weights, momentum, residual = self._scratch.zeros(3, len(outer.weights))
         for copy, array in ((weights, outer.weights), (momentum, outer.momentum), (residual, outer.residual)):
-            await self._workers.run(np.copyto, copy, array)
+            await self._run.workers.run(np.copyto, copy, array)
         return OuterState(weights, momentum, residual, outer.version)
 
     @contextmanager

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers
 from skerry.wire.layout import check_id
 from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
 from skerry_syncer.store.errors import ObjectMissingError, StoreError
@@ -37,10 +36,9 @@ class _Storing(NamedTuple):
 class RollBacks:
     """The roll-backs of one run on one replica."""
 
-    def __init__(self, run: Run, workers: Workers) -> None:
+    def __init__(self, run: Run) -> None:
         """Begins without any."""
         self._run = run
-        self._workers = workers
         self._begun: dict[str, _Storing] = {}  # by request id
 
     def end(self) -> None:
@@ -108,13 +106,13 @@ class RollBacks:
         """Returns why it could not store all, for the next call, which there may not be."""
         try:
             for fragment, source in sources:
-                stored.append(await stored_again(self._run, fragment, source, self._workers))
+                stored.append(await stored_again(self._run, fragment, source))
         except StoreError as error:
             return error
         return None
 
 
-async def stored_again(run: Run, fragment: FragmentState, source: VersionState, workers: Workers) -> RollbackFragment:
+async def stored_again(run: Run, fragment: FragmentState, source: VersionState) -> RollbackFragment:
     """Stores the weights of `source` under the fragment's next version number; holds one fragment in memory.
 
     Raises:
@@ -123,7 +121,7 @@ async def stored_again(run: Run, fragment: FragmentState, source: VersionState, 
     """
     name = fragment.layout.name
     version = fragment.version + 1
-    weights = await Replayer(run, name, workers).weights_at(source.version)
+    weights = await Replayer(run, name).weights_at(source.version)
     ref = await run.blobs.write_snapshot(fragment.layout, version, "weights", weights)
     return RollbackFragment(name, version, source.version, source.digest, (ref,), ())
 

@@ -12,10 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.runtime.clock import Clock
-from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers
 from skerry.wire import kernels
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.access.limits import IN_FLIGHT_BYTES
@@ -64,24 +61,15 @@ class RunHost:
     """Every run that this process serves. Call the other methods inside `serving` only."""
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Clock,
-        entropy: Entropy,
-        workers: Workers,
-        scratch: Scratch,
-        settings: HostSettings,
-        metrics: SyncerMetrics | None = None,
+        self, store: Store, *, scratch: Scratch, settings: HostSettings, metrics: SyncerMetrics | None = None
     ) -> None:
         """Takes the resources that the replicas share."""
         self.store = store
-        self.clock = clock
-        self.workers = workers
+        self.clock = store.clock
+        self.workers = store.workers
         self.settings = settings
         self.budget = ByteBudget(settings.in_flight_bytes)
-        self._entropy = entropy
-        self._metrics = metrics or SyncerMetrics(clock)
+        self._metrics = metrics or SyncerMetrics(store.clock)
         self._metrics.budget = self.budget
         self._scratch = scratch
         self._runs: dict[tuple[str, str], _Run] = {}  # by name and uid
@@ -199,9 +187,7 @@ class RunHost:
             stored = await self.store.open_run(name, uid)
             if self._is_draining:
                 raise DrainingError
-            run.replica = replica = RunReplica(
-                stored, clock=self.clock, workers=self.workers, scratch=self._scratch, settings=self.settings.replica
-            )
+            run.replica = replica = RunReplica(stored, scratch=self._scratch, settings=self.settings.replica)
             self._metrics.opened(replica)
             state = replica.state
             _LOG.info("run opened", run=name, uid=uid, position=state.position, status=state.status.value)
@@ -250,7 +236,7 @@ class RunHost:
             await self.clock.sleep(pause_s)
             pause_s = self.settings.tidy_s
             try:
-                await tidy(self.store, self._entropy, self._opened)
+                await tidy(self.store, self._opened)
             except StoreError as error:
                 _LOG.warning("abandoned drafts could not be looked for", cause=str(error))
 

@@ -90,7 +90,7 @@ class SyncerMetrics:
 
     def opened(self, replica: RunReplica) -> None:
         """Follows a run that this process serves from now on."""
-        self._followed[replica] = _Followed(replica, self, self._clock)
+        self._followed[replica] = _Followed(replica, self)
 
     def closed(self, replica: RunReplica) -> None:
         """Drops all that is known of a run that this process no longer serves."""
@@ -132,12 +132,12 @@ class SyncerMetrics:
 class _Followed:
     """One open run: counts what its log decides, and reads its gauges."""
 
-    def __init__(self, replica: RunReplica, metrics: SyncerMetrics, clock: Clock) -> None:
+    def __init__(self, replica: RunReplica, metrics: SyncerMetrics) -> None:
         self.run = replica.log.spec.name
         self._replica = replica
         self._metrics = metrics
-        self._clock = clock
-        self._version_at_s = clock.monotonic_s()
+        self._clock = replica.log.clock
+        self._version_at_s = self._clock.monotonic_s()
         self._closed_at_s: dict[str, float] = {}  # by fragment, of the rounds that are merged now
         metrics.gate_failures.labels(self.run)  # from 0, so that the first failure is an increase
         self.unsubscribe = replica.log.subscribe(self.on_entry)

@@ -117,7 +117,7 @@ class Push:
         if part.numel <= _INLINE_NUMEL:
             part.feed(data)
         else:
-            await self._replica.workers.run(part.feed, data)
+            await self._replica.stored.workers.run(part.feed, data)
 
     async def end_part(self, digest: bytes) -> None:
         """Begins to make the part durable, once the one before is; `complete` waits for all.

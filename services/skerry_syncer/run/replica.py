@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from skerry.runtime.clock import Clock
 from skerry.runtime.logs import get_logger
-from skerry.runtime.workers import Workers
 from skerry.v1.types_pb2 import Event, LearnerStatus, RoundOpened
 from skerry_syncer.access.caller import calling_learner
 from skerry_syncer.errors import DrainingError, SyncerError, from_rejection
@@ -57,24 +55,15 @@ _LOG: Final = get_logger(__name__)
 class RunReplica:
     """Serves one run while `run` is running; its other methods may be called from any task of the loop."""
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        clock: Clock,
-        workers: Workers,
-        scratch: Scratch,
-        settings: ReplicaSettings,
-    ) -> None:
+    def __init__(self, run: Run, *, scratch: Scratch, settings: ReplicaSettings) -> None:
         """Takes a run whose log is folded to its end."""
         self.stored = run
         self.log, self.blobs = run.log, run.blobs
-        self.workers = workers
-        self.merger = Merger(run, workers=workers, scratch=scratch)
+        self.merger = Merger(run, scratch)
         self.stored_parts: WeakValueDictionary[tuple[str, str], StoredParts] = WeakValueDictionary()
-        self.leases = Leases(clock.monotonic_s())
+        self.leases = Leases(run.log.clock.monotonic_s())
         self.followers = Followers(settings.stream_limit_bytes)
-        self._clock = clock
+        self._clock = run.log.clock
         self._advice = AdviceBoard(run.log)
         self._settings = settings
         self.engine = RoundEngine()
@@ -85,12 +74,12 @@ class RunReplica:
         self._decide_now = asyncio.Event()
         self._tail_now = asyncio.Event()
         self._advise_now = asyncio.Event()
-        self._pace = Pace(clock)
+        self._pace = Pace(run.log.clock)
         self._open_rounds: tuple[tuple[str, int], ...] = ()  # (fragment, version to be made), at the last decision
         self._is_draining = False
         self._tasks: asyncio.TaskGroup | None = None
         self._merges: dict[asyncio.Task[Any], None] = {}
-        self.roll_backs = RollBacks(run, workers)
+        self.roll_backs = RollBacks(run)
         self._unsubscribe = run.log.subscribe(self._on_entry)
 
     @property
@@ -148,7 +137,7 @@ class RunReplica:
                 tasks.create_task(self._tail(), name="tail")
                 tasks.create_task(self._decide(), name="decide")
                 tasks.create_task(self._advise(), name="advise")
-                tasks.create_task(keep_small(self.stored, self._clock, self._settings, self._done), name="upkeep")
+                tasks.create_task(keep_small(self.stored, self._settings, self._done), name="upkeep")
         except* (LogCorruptError, NewerFormatError) as errors:
             self.followers.end(errors.exceptions[0])
             raise

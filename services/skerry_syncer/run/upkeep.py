@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from skerry.runtime.clock import Clock
-from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
 from skerry_syncer.settings import ReplicaSettings
 from skerry_syncer.store.errors import LogCorruptError, NewerFormatError
@@ -29,10 +27,11 @@ _LITTER_AGE_S: Final = 86_400.0
 
 
 async def keep_small(
-    run: Run, clock: Clock, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
+    run: Run, settings: ReplicaSettings, attempt: Callable[[Awaitable[object], str], Awaitable[bool]]
 ) -> None:
     """Checks in an endless loop if a checkpoint or a collection is due; `attempt` handles failures of the store."""
-    log, due_s = run.log, clock.monotonic_s() + settings.collection_look_s
+    log, clock = run.log, run.log.clock
+    due_s = clock.monotonic_s() + settings.collection_look_s
     while True:
         if checkpoints.is_due(log.state, settings.checkpoint_every):
             await attempt(checkpoints.write_checkpoint(log), "checkpoint could not be stored")
@@ -58,7 +57,7 @@ async def _collect(run: Run) -> None:
         _LOG.info("collected", was_full=is_full, kept_bytes=collected.kept_bytes, **facts)
 
 
-async def tidy(store: Store, entropy: Entropy, open_run: Callable[[str, str], Awaitable[Run]]) -> None:
+async def tidy(store: Store, open_run: Callable[[str, str], Awaitable[Run]]) -> None:
     """Deletes abandoned drafts, litter, and what their policies no longer keep, of all runs of the store.
 
     Leases of learners that are long gone are litter too. Objects that another replica deleted meanwhile are skipped. A
@@ -67,7 +66,7 @@ async def tidy(store: Store, entropy: Entropy, open_run: Callable[[str, str], Aw
     Raises:
         StoreError: the store can't be read.
     """
-    before = await store_unix_s(store.objects, entropy) - _LITTER_AGE_S
+    before = await store_unix_s(store.objects, store.entropy) - _LITTER_AGE_S
     for name in await store.objects.folders("runs"):
         try:
             for draft in await nameless_runs(store, name, modified_before_unix_s=before):

@@ -53,9 +53,9 @@ class Store:
     ) -> None:
         """`writer` names this replica in the entries that it writes, for people."""
         self.objects = objects
-        self._clock = clock
-        self._entropy = entropy
-        self._workers = workers
+        self.clock = clock
+        self.entropy = entropy
+        self.workers = workers
         self._writer = writer
         self._created = partial(create_or_read, objects, clock=clock, entropy=entropy)
         # One object per run: two would not know of each other's entries in doubt.
@@ -73,10 +73,10 @@ class Store:
             OutcomeUnknownError, StoreFullError: as for RunLog.append; repeating is safe.
         """
         name = entry_name(run_prefix(spec.name, spec.uid), 0)
-        data = await self._created(name, await self._workers.run(spec.to_bytes))
-        created = await self._workers.run(_parse_spec, name, data)
+        data = await self._created(name, await self.workers.run(spec.to_bytes))
+        created = await self.workers.run(_parse_spec, name, data)
         same = dataclasses.replace(created, created_at_unix_s=spec.created_at_unix_s)
-        if not await self._workers.run(operator.eq, same, spec):  # of many tensors it takes long
+        if not await self.workers.run(operator.eq, same, spec):  # of many tensors it takes long
             raise DraftConflictError(
                 f"run was created with other tensors or fragments. run={spec.name}, uid={spec.uid}"
             )
@@ -106,7 +106,7 @@ class Store:
                 raise run.log.failure from None  # the run existed, so it is lost and not unknown
             raise RunNotFoundError(f"run does not exist. run={name}, uid={uid}") from None
         await self.objects.sync_parent(spec_name)
-        return await self._open(await self._workers.run(_parse_spec, spec_name, data))
+        return await self._open(await self.workers.run(_parse_spec, spec_name, data))
 
     def read_position(self, name: str, uid: str) -> int:
         """Returns up to where the run's log was read; 0 if it is not open."""
@@ -140,13 +140,13 @@ class Store:
             log = RunLog(
                 self.objects,
                 spec,
-                clock=self._clock,
-                entropy=self._entropy,
+                clock=self.clock,
+                entropy=self.entropy,
                 writer=self._writer,
                 known=self._known.get(key) if opened is None else opened.log.known,
                 state=state,
             )
-            self._runs[key] = Run(log, self._workers)
+            self._runs[key] = Run(log, self.workers)
             if opened is not None:
                 await opened.log.close()  # entries that it sent are treated as another process's from now on
         run = self._runs[key]

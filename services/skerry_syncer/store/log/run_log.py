@@ -91,7 +91,7 @@ class RunLog:
         self.prefix = run_prefix(spec.name, spec.uid)
         self.objects = objects
         self.entropy = entropy
-        self._clock = clock
+        self.clock = clock
         self._writer = writer
         self._created = partial(create_or_read, objects, clock=clock, entropy=entropy)
         self._waiting: list[_Append] = []
@@ -118,7 +118,7 @@ class RunLog:
         clock. So between two entries no more passes than really does, whatever calendar clocks say. Time in which no
         process that writes later had the log open is not in it, nor is that between an entry's writing and its reading.
         """
-        return self._age_s + self._clock.monotonic_s() - self._aged_at_s
+        return self._age_s + self.clock.monotonic_s() - self._aged_at_s
 
     async def append(self, items: Sequence[Item]) -> tuple[Outcome, ...]:
         """Puts `items` into the log, all in one entry, and returns the fold's outcome of each.
@@ -284,7 +284,7 @@ class RunLog:
             previous=self.state.head_digest,
             writer=self._writer,
             write_id=self.entropy.hex_id(),
-            written_at_unix_s=self._clock.unix_s(),
+            written_at_unix_s=self.clock.unix_s(),
             age_s=round(self.age_s(), 3),
             items=tuple(item for append in group for item in append.items),
         )
@@ -348,7 +348,7 @@ class RunLog:
         if entry.write_id == self._sent.write_id:
             self._sent.outcomes = outcomes
         else:  # also if this process has served for longer: what its writer made must not seem as old as that
-            self._age_s, self._aged_at_s = self.state.age_s, self._clock.monotonic_s()
+            self._age_s, self._aged_at_s = self.state.age_s, self.clock.monotonic_s()
         for callback in list(self._subscribers):
             callback(entry, outcomes)
 
@@ -366,7 +366,7 @@ class RunLog:
         entry itself since, and only its predecessors are missing.
         """
         self._raise_failure()
-        now = self._clock.monotonic_s()
+        now = self.clock.monotonic_s()
         if now - self._anchor_checked_at < _ANCHOR_CHECK_S:
             return
         position, digest = self._anchor

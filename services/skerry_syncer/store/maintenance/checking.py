@@ -23,7 +23,6 @@ from blake3 import blake3
 from skerry.algorithm.step import TORN, OuterState
 from skerry.cli.console import as_json, shown_progress
 from skerry.runtime.options import EXISTING_FOLDER
-from skerry.runtime.workers import Workers
 from skerry.wire.digests import delta_digest
 from skerry.wire.frames import parse_frames, raw_bytes
 from skerry.wire.layout import FragmentLayout
@@ -71,12 +70,10 @@ def verify(
 
     async def check() -> VerifyReport:
         with TemporaryDirectory(dir=scratch, prefix="skerry-verify-") as folder:
-            async with opened_run(store_url, run, uid) as (opened, workers):
+            async with opened_run(store_url, run, uid) as opened:
                 first = position_before(opened.state, since) if isinstance(since, float) else since or 0
                 with shown_progress("verifying") as progress:
-                    return await verify_run(
-                        opened, workers=workers, scratch=Scratch(Path(folder)), since=first, progress=progress
-                    )
+                    return await verify_run(opened, scratch=Scratch(Path(folder)), since=first, progress=progress)
 
     checked = asyncio.run(check())
     verdict = "ok" if checked.ok else f"{len(checked.problems)} problems"
@@ -106,7 +103,6 @@ class VerifyReport:
 async def verify_run(
     run: Run,
     *,
-    workers: Workers,
     scratch: Scratch,
     since: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -127,7 +123,7 @@ async def verify_run(
     total = sum(number >= firsts[name] for name, fragment in fragments for number in fragment.versions)
     done = checked = replayed = 0
     for name, fragment in fragments:
-        check = _FragmentCheck(run, fragment.layout, workers, scratch)
+        check = _FragmentCheck(run, fragment.layout, scratch)
         number = firsts[name]
         while number <= fragment.version:  # which grows where a collection runs: then the log is read on
             if number in fragment.versions:
@@ -194,11 +190,10 @@ class _FragmentCheck:
     Either way ends where something is wrong or was collected, and starts again at the next snapshot.
     """
 
-    def __init__(self, run: Run, layout: FragmentLayout, workers: Workers, scratch: Scratch) -> None:
+    def __init__(self, run: Run, layout: FragmentLayout, scratch: Scratch) -> None:
         self._run = run
         self._layout = layout
-        self._workers = workers
-        self._replayer = Replayer(run, layout.name, workers)
+        self._replayer = Replayer(run, layout.name)
         weights, momentum, residual, self._acc, self._vector, self._chain = scratch.zeros(6, layout.numel)
         self._state = OuterState(weights, momentum, residual, TORN)
         self._chain_version = TORN
@@ -282,7 +277,7 @@ class _FragmentCheck:
         for part in delta.parts:
             hasher = blake3()
             async for batch in frame_batches(self._run.blobs.part_frames(part), part.first, part.numel):
-                await self._workers.run(_hash_frames, hasher, batch.data)
+                await self._run.workers.run(_hash_frames, hasher, batch.data)
             if hasher.hexdigest() != part.digest:
                 raise UnreadableObjectError(part.name, f"it has another digest. actual={hasher.hexdigest()}")
         whole = delta_digest([(part.first, part.numel, bytes.fromhex(part.digest)) for part in delta.parts]).hex()

@@ -203,7 +203,7 @@ def gc(
 
     async def collect_all() -> bool:
         is_any_damaged = False
-        async with opened_store(store_url, writes=yes) as (store, _):
+        async with opened_store(store_url, writes=yes) as store:
             # A dry run writes nothing, so it can't ask the store for its time.
             now_unix_s = await store_unix_s(store.objects, SystemEntropy()) if yes else SystemClock().unix_s()
             before = now_unix_s - litter_age

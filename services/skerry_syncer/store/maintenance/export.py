@@ -35,7 +35,7 @@ def stored_weights(
     stack = AsyncExitStack()
     with asyncio.Runner() as runner:
         try:
-            run, workers = runner.run(stack.enter_async_context(opened_run(store_url, name, uid)))
+            run = runner.run(stack.enter_async_context(opened_run(store_url, name, uid)))
             log = run.log
             shown_position = log.state.position if position is None else position
             versions = _versions_at(log.state, shown_position)
@@ -43,7 +43,7 @@ def stored_weights(
             def pull(progress: Callable[[int, int], None]) -> Iterator[tuple[str, NDArray[np.float32]]]:
                 done, total = 0, sum(layout.numel for layout in log.spec.fragments)
                 for layout in log.spec.fragments:
-                    weights = runner.run(Replayer(run, layout.name, workers).weights_at(versions[layout.name]))
+                    weights = runner.run(Replayer(run, layout.name).weights_at(versions[layout.name]))
                     done += layout.numel
                     progress(done, total)
                     yield from layout.pieces(weights)

@@ -15,7 +15,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.logs import log_to_stderr
 from skerry.runtime.options import Parsed, run_argument
-from skerry.runtime.workers import ThreadWorkers, Workers
+from skerry.runtime.workers import ThreadWorkers
 from skerry.wire.layout import check_id, check_name
 from skerry_syncer.store.errors import LogCorruptError, RunNotFoundError, StoreRefusedError, StoreURLError
 from skerry_syncer.store.objects.opening import open_objects, parse_url
@@ -91,7 +91,7 @@ run_options: Final = store_and_run_options(is_run_required=True)
 
 
 @asynccontextmanager
-async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator[tuple[Store, Workers]]:
+async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator[Store]:
     """Opens a store, and closes everything after; what is logged meanwhile goes to standard error.
 
     Raises:
@@ -105,7 +105,7 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
     workers = ThreadWorkers(_WORKER_COUNT)
     store = Store(objects, clock=SystemClock(), entropy=SystemEntropy(), workers=workers, writer="command")
     try:
-        yield store, workers
+        yield store
     except StoreRefusedError as error:
         raise click.BadParameter(str(error), param_hint="--store") from error
     finally:
@@ -114,10 +114,10 @@ async def opened_store(store_url: str, *, writes: bool = False) -> AsyncIterator
 
 
 @asynccontextmanager
-async def opened_run(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[tuple[Run, Workers]]:
+async def opened_run(store_url: str, run_name: str, uid: str | None) -> AsyncIterator[Run]:
     """Opens a run for reading, its log folded to its end or its last good entry, and closes everything after."""
-    async with opened_store(store_url) as (store, workers):
-        yield await store.read_run(run_name, uid or await resolved(store, run_name)), workers
+    async with opened_store(store_url) as store:
+        yield await store.read_run(run_name, uid or await resolved(store, run_name))
 
 
 async def resolved(store: Store, run_name: str) -> str:

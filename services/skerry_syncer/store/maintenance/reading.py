@@ -64,7 +64,7 @@ def log(
     columns = ("position", "time (UTC)", "writer", "kind", "facts", "effect")
 
     async def show() -> bool:
-        async with opened_run(store_url, run, uid) as (opened, _):
+        async with opened_run(store_url, run, uid) as opened:
             run_log = opened.log
             first = max(start, run_log.state.position - last + 1) if last else start
             state, failure = RunState(run_log.spec), None

@@ -70,11 +70,10 @@ class Replayer:
     take objects while they are read: then another way to the version is looked for.
     """
 
-    def __init__(self, run: Run, fragment: str, workers: Workers) -> None:
+    def __init__(self, run: Run, fragment: str) -> None:
         self._run = run
         self._layout = run.spec.fragment(fragment)
         self._fragment = run.state.fragments[fragment]
-        self._workers = workers
 
     async def rebuild(self, version: int, scratch: Scratch) -> OuterState:
         """Returns the outer state of any version whose deltas are retained, abandoned ones too.
@@ -142,10 +141,10 @@ class Replayer:
         if self._run.state.are_condemned(part for delta in deltas for part in delta.parts):
             raise ObjectMissingError(f"deltas were collected. {self._where(record.commit.version)}")
         name = self._layout.name
-        await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc, workers=self._workers)
+        await accumulate_deltas(self._run, name, deltas, scalars.coefficients, acc)
         step = Step(self._layout, scalars, record.commit.encoding, state, acc)
         job = partial(advance_span, step, packs=False)
-        _, digest = await take_step(step, record.commit.version, job, workers=self._workers)
+        _, digest = await take_step(step, record.commit.version, job, workers=self._run.workers)
         if digest != record.commit.digest:
             state.version = TORN
             raise self._differs("replay made other weights", record.commit.version, digest)
@@ -193,7 +192,7 @@ class Replayer:
 
         for ref in update:
             try:
-                await run_jobs(self._workers, jobs(ref))
+                await run_jobs(self._run.workers, jobs(ref))
             except FrameError as error:
                 raise UnreadableObjectError(ref.name, error) from error
 
@@ -220,7 +219,7 @@ class Replayer:
         Raises:
             UnreadableObjectError: they have not; its message begins with `problem`.
         """
-        digest = await weights_digest(weights, workers=self._workers)
+        digest = await weights_digest(weights, workers=self._run.workers)
         if digest != version.digest:
             raise self._differs(problem, version.version, digest)
 
@@ -231,7 +230,8 @@ class Replayer:
             UnreadableObjectError: an object can't be read, or does not fit the fragment.
         """
         if not refs:
-            await self._workers.run(out.fill, 0)  # touching gigabytes for the first time takes too long for the loop
+            # Touching gigabytes for the first time takes too long for the loop.
+            await self._run.workers.run(out.fill, 0)
         for ref in refs:
             reader = TensorFileReader(self._layout, out, first=ref.first, numel=ref.numel)
             try:
@@ -288,8 +288,6 @@ async def accumulate_deltas(
     deltas: Sequence[AcceptedItem],  # in member order
     coefficients: Float32s,  # (members, tensors)
     acc: Float32s,  # (numel,) overwritten
-    *,
-    workers: Workers,
 ) -> None:
     """Writes the weighted sum of the deltas: of frames in memory, or read from the store in bounded pieces.
 
@@ -313,7 +311,7 @@ async def accumulate_deltas(
 
     for member, delta in enumerate(deltas):
         try:
-            await run_jobs(workers, jobs(member, delta))
+            await run_jobs(run.workers, jobs(member, delta))
         except CollectedError:  # with its round: no reason to decide anything about the delta
             raise
         except (FrameError, ObjectMissingError, UnreadableObjectError) as error:

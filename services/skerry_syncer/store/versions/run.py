@@ -12,8 +12,9 @@ class Run:
     """A run as one replica reads and writes it. A process must have one object per run."""
 
     def __init__(self, log: RunLog, workers: Workers) -> None:
-        """Takes the run's log, and workers that hash."""
+        """Takes the run's log, and workers for what is done with its blobs."""
         self.log = log
+        self.workers = workers
         self.spec = log.spec
         condemned = log.state.condemned
         self.blobs = Blobs(log.objects, log.prefix, log.entropy, workers=workers, condemned=condemned, look=log.tail)

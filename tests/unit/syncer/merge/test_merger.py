@@ -35,7 +35,7 @@ class Run:
     def __init__(self, driver: Driver, objects: HookedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = driver
         self.objects = objects
-        self.merger = Merger(driver.run, workers=driver.workers, scratch=driver.scratch)
+        self.merger = Merger(driver.run, driver.scratch)
         self.rebuilt: list[int] = []
         rebuild = Replayer.rebuild
 

@@ -19,7 +19,7 @@ async def test_merges_go_on_when_scratch_is_full(tmp_path: Path) -> None:
     runs = [await Driver.start(LAYOUT, Policy()) for _ in range(4)]
     with small_disk(tmp_path / "disk") as folder:
         scratch = Scratch(folder)
-        mergers = [Merger(run.run, workers=run.workers, scratch=scratch) for run in runs]
+        mergers = [Merger(run.run, scratch) for run in runs]
         for version in (1, 2):
             for run, merger in zip(runs, mergers, strict=True):
                 delta = await run.push(0, np.full(LAYOUT.numel, 0.5, np.float32))

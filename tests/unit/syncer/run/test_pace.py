@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.run.host import HostSettings, RunHost
 from skerry_syncer.store.log.entries import Item, PolicyItem, RunStatus, SessionItem, StatusItem
@@ -27,14 +26,7 @@ class HostBench(Bench):
 
     def __init__(self) -> None:
         super().__init__()
-        self.host = RunHost(
-            self.store(),
-            clock=self.clock,
-            entropy=self.entropy,
-            workers=InlineWorkers(),
-            scratch=Scratch(None),
-            settings=HostSettings(),
-        )
+        self.host = RunHost(self.store(), scratch=Scratch(None), settings=HostSettings())
 
     async def create(self, *, has_open_round: bool) -> Store:
         """Makes an open run, in which a delta may wait for a second learner's; returns the writer's store."""

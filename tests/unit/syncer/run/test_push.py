@@ -10,7 +10,6 @@ import pytest
 from blake3 import blake3
 from msgspec import structs
 
-from skerry.runtime.clock import SystemClock
 from skerry.wire.digests import delta_digest
 from skerry.wire.frames import encode_frames
 from skerry.wire.layout import BadNameError
@@ -35,8 +34,6 @@ class Bench:
     def __init__(self, driver: Driver) -> None:
         self.replica = RunReplica(
             driver.run,
-            clock=SystemClock(),
-            workers=driver.workers,
             scratch=driver.scratch,
             settings=ReplicaSettings(),
         )

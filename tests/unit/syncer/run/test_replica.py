@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.merger import Merger
 from skerry_syncer.run.replica import RunReplica
@@ -32,7 +31,7 @@ LAYOUT = layout_of((4,))
 async def served(run: Run) -> AsyncIterator[RunReplica]:
     """Yields a replica that serves the run; it is ended at the end."""
     settings = ReplicaSettings(retry_s=0.0, longest_retry_s=0.0)
-    replica = RunReplica(run, clock=SystemClock(), workers=InlineWorkers(), scratch=Scratch(None), settings=settings)
+    replica = RunReplica(run, scratch=Scratch(None), settings=settings)
     task = asyncio.create_task(replica.run())
     try:
         yield replica
@@ -46,7 +45,7 @@ async def test_a_merge_whose_store_failed_is_over_when_another_replica_has_commi
     """Else its outer state stays in memory until this replica merges again, which may be never."""
     objects = HookedObjects()
     driver = await Driver.start(LAYOUT, Policy(lease_term_s=5.0), objects=objects)
-    other = Merger(driver.run, workers=driver.workers, scratch=driver.scratch)
+    other = Merger(driver.run, driver.scratch)
 
     async def merge_elsewhere() -> None:
         closing = driver.log.state.fragments[FRAGMENT].closing

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from skerry.runtime.workers import InlineWorkers
 from skerry_syncer.store.log.entries import Entry, Item
 from skerry_syncer.store.maintenance.checking import verify_run
 from skerry_syncer.store.objects.opening import open_objects
@@ -42,11 +41,11 @@ async def test_the_golden_run_is_what_it_was_and_verifies(run: Run, expected: di
         "version_digests": {str(version): state.digest for version, state in versions.items()},
         "fates": {delta: state.fate for delta, state in run.state.deltas.items()},
     } == expected
-    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
+    report = await verify_run(run, scratch=Scratch(None))
     assert (report.problems, report.versions_checked) == ((), 6)
     assert report.versions_replayed >= 2
     for version in versions:
-        await Replayer(run, "body", InlineWorkers()).weights_at(version)
+        await Replayer(run, "body").weights_at(version)
 
 
 async def test_every_kind_of_item_is_in_the_golden_log_and_is_written_as_it_was_read(run: Run) -> None:

@@ -37,7 +37,6 @@ async def test_a_sound_run_is_checked_and_replayed_whole() -> None:
     heard: list[tuple[int, int]] = []
     report = await verify_run(
         driver.run,
-        workers=driver.workers,
         scratch=Scratch(None),
         progress=lambda done, total: heard.append((done, total)),
     )

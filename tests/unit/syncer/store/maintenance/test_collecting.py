@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
 from skerry_syncer.merge.outer_states import OuterStates
 from skerry_syncer.merge.rollback import stored_again
@@ -93,23 +92,23 @@ async def test_files_that_a_crash_left_in_a_folder_are_swept(tmp_path: Path) -> 
 
 
 async def _verify(run: Run) -> None:
-    report = await verify_run(run, workers=InlineWorkers(), scratch=Scratch(None))
+    report = await verify_run(run, scratch=Scratch(None))
     assert report.problems == ()
     assert report.versions_checked > 0
 
 
 async def _weights(run: Run) -> None:
-    await Replayer(run, FRAGMENT, InlineWorkers()).weights_at(run.state.fragments[FRAGMENT].version)
+    await Replayer(run, FRAGMENT).weights_at(run.state.fragments[FRAGMENT].version)
 
 
 async def _cold_replica(run: Run) -> None:
     fragment = run.state.fragments[FRAGMENT]
-    await OuterStates(run, InlineWorkers(), Scratch(None)).take(fragment, fragment.version)
+    await OuterStates(run, Scratch(None)).take(fragment, fragment.version)
 
 
 async def _roll_back(run: Run) -> None:
     fragment = run.state.fragments[FRAGMENT]
-    await stored_again(run, fragment, fragment.newest, InlineWorkers())
+    await stored_again(run, fragment, fragment.newest)
 
 
 async def race(driver: Driver, read: Read, happen: Happening) -> None:

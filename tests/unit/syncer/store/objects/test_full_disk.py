@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.identifiers import SystemEntropy
 from skerry.runtime.workers import InlineWorkers
 from skerry.wire.policy import Policy
@@ -63,7 +62,7 @@ async def test_a_collection_on_a_full_disk_begins_in_the_reserve_and_training_go
         await work
         return True
 
-    upkeep = asyncio.create_task(keep_small(driver.run, SystemClock(), ReplicaSettings(), attempt))
+    upkeep = asyncio.create_task(keep_small(driver.run, ReplicaSettings(), attempt))
     while driver.run.blobs.is_full and not upkeep.done():
         await asyncio.sleep(0)
     upkeep.cancel()

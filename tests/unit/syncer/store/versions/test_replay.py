@@ -236,7 +236,7 @@ async def test_where_no_snapshot_is_left_one_is_named_and_all_are_tried_again() 
 async def test_a_replica_that_was_away_goes_on_from_the_newest_snapshot() -> None:
     driver = await trained(0)
     late = await store_on(driver.objects).open_run(driver.log.spec.name, driver.log.spec.uid)
-    merger = Merger(late, workers=driver.workers, scratch=NO_FILES)
+    merger = Merger(late, NO_FILES)
 
     async def merge_late() -> None:
         closing = await driver.close([await driver.push(0, np.ones(LAYOUT.numel))])

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, expect, sync_playwright
 
 from tests.e2e.machine import ROOT, find, need_programs
 
 PICTURES: Final = ROOT / "build" / "browser"
+
+# A page that has lost its syncer follows it again within 10 s, and a browser may share its cores with other tests.
+expect.set_options(timeout=30_000)
 
 
 # A module's, because Playwright's event loop counts as running in this thread, where asynchronous tests want theirs.

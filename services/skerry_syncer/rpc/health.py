@@ -1,7 +1,6 @@
 """The `grpc.health.v1` service.
 
-The stock servicer of grpcio-health-checking forgets all watchers of a service when one of them leaves, and its watches
-hold a server open until the end of its grace.
+Watches of the stock servicer of grpcio-health-checking hold a server open until the end of its grace.
 """
 
 from __future__ import annotations

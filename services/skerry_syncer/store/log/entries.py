@@ -167,7 +167,7 @@ class PolicyItem(_Item, frozen=True, tag="policy"):
 
     request_id: str
     policy: Any  # a Policy; it reads its own JSON, because a policy with an unknown field is refused
-    author: str = ""  # whose call it was, as in their certificate or token; empty: servers without roles. So below
+    author: str = ""  # whose call it was, as in their certificate; empty: servers without roles. So below
 
     def __post_init__(self) -> None:
         """Reads a policy that is still JSON values."""

@@ -14,6 +14,7 @@ import msgspec
 from skerry_syncer.rounds.membership import LearnerReport, LearnerView, MembershipView
 from skerry_syncer.store.log.entries import FORMAT
 from skerry_syncer.store.log.state import LearnerState, RunState
+from skerry_syncer.store.objects.interface import read_json
 
 
 class _Advice(msgspec.Struct):
@@ -71,7 +72,7 @@ class Leases:
         Raises:
             ValueError: not advice that this version reads; nothing was taken in.
         """
-        heard = msgspec.json.decode(advice, type=_Advice)
+        heard = read_json(advice, _Advice)
         if heard.format != FORMAT:
             raise ValueError(f"advice has a format that this version does not read. format={heard.format}")
         known = self._leases.get(learner)

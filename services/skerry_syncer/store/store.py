@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from skerry.runtime.clock import Clock
 from skerry.runtime.identifiers import Entropy
 from skerry.runtime.logs import get_logger
@@ -31,7 +29,7 @@ from skerry_syncer.store.errors import (
 from skerry_syncer.store.log.checkpoints import newest_state
 from skerry_syncer.store.log.entries import FORMAT, RunSpec, canonical_json, check_format, entry_name, run_prefix
 from skerry_syncer.store.log.run_log import RunLog
-from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.interface import Objects, read_json
 from skerry_syncer.store.objects.put_if_absent import create_or_read
 from skerry_syncer.store.versions.run import Run
 
@@ -260,7 +258,7 @@ def _name_path(name: str, number: int) -> str:
 
 def _parse_name(name: str, data: bytes) -> str | None:
     try:
-        values = msgspec.json.decode(data, type=dict[str, Any])
+        values = read_json(data, dict[str, Any])
         check_format(values["format"])
         uid: str | None = values["uid"]
         return uid if uid is None else check_id(uid, "run uid")

@@ -38,7 +38,7 @@ from skerry_syncer.store.log.entries import (
 from skerry_syncer.store.log.retention import kept_positions, oldest_versions
 from skerry_syncer.store.log.run_log import RunLog
 from skerry_syncer.store.log.state import DeltaState, FragmentState, RunState, VersionState
-from skerry_syncer.store.objects.interface import Objects
+from skerry_syncer.store.objects.interface import Objects, read_json
 
 _LOG: Final = get_logger(__name__)
 # Entries between two checkpoints: folding as many takes less than reading a checkpoint of a run that is large.
@@ -189,7 +189,7 @@ def state_from_bytes(data: bytes, spec: RunSpec) -> RunState:
     Raises:
         ValueError: not a state of this run that this version reads.
     """
-    saved = msgspec.json.decode(data, type=_SavedRun)
+    saved = read_json(data, _SavedRun)
     check_format(saved.format)
     if saved.run_uid != spec.uid:
         raise ValueError(f"not this run's checkpoint. run_uid={saved.run_uid}")

@@ -24,6 +24,7 @@ from skerry.wire.layout import FragmentLayout
 from skerry.wire.policy import Policy
 from skerry.wire.untrained import UntrainedTensor
 from skerry_syncer.store.errors import NewerFormatError
+from skerry_syncer.store.objects.interface import read_json
 
 FORMAT: Final = 1  # of every object of a store; raised when an older reader could misread one
 INITIAL_BASE: Final = -1  # base version of the deltas that bring a draft's initial weights
@@ -293,8 +294,8 @@ class Entry(msgspec.Struct, frozen=True):
             NewerFormatError: a newer version wrote it.
             ValueError: not an entry.
         """
-        check_format(msgspec.json.decode(data, type=_Format).format)
-        return msgspec.json.decode(data, type=cls)
+        check_format(read_json(data, _Format).format)
+        return read_json(data, cls)
 
 
 class _Format(msgspec.Struct):
@@ -387,7 +388,7 @@ class RunSpec:
             NewerFormatError: a newer version wrote it.
             ValueError, KeyError, TypeError: not a `run.json`.
         """
-        values = msgspec.json.decode(data, type=dict[str, Any])
+        values = read_json(data, dict[str, Any])
         check_format(values["format"])
         if not values["fragments"]:
             raise ValueError("a run has at least one fragment")

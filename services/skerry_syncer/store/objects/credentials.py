@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
-
 from skerry.runtime.logs import get_logger
 from skerry.runtime.redaction import redacted
 from skerry_syncer.store.errors import StoreURLError
+from skerry_syncer.store.objects.interface import read_json
 
 _LOG: Final = get_logger(__name__)
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
@@ -95,7 +94,7 @@ def _google_file() -> dict[str, Any]:
     if not named and not path.exists():
         return {}
     try:
-        settings = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        settings = read_json(path.read_bytes(), dict[str, Any])
         if settings.get("type") in {"service_account", "authorized_user"}:
             return {"application_credentials": str(path)}
         return {"credential_provider": _google_tokens()}

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 # A blob's bytes: at hand, or as they come.
 Chunks = bytes | Sequence[bytes | memoryview] | AsyncIterator[bytes]
@@ -94,3 +98,15 @@ def check_object_name(name: str) -> str:
 def folder_of(prefix: str) -> str:
     """Returns `prefix` with exactly one '/' at its end; the empty prefix stays empty."""
     return f"{prefix.rstrip('/')}/" if prefix else ""
+
+
+def read_json(data: bytes, kind: type[T]) -> T:
+    """Returns the value of this type that `data` holds.
+
+    Raises:
+        ValueError: it holds none, or is nested deeper than anything that Skerry writes.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error

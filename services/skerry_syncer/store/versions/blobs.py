@@ -34,7 +34,7 @@ from skerry_syncer.store.errors import (
     UnreadableObjectError,
 )
 from skerry_syncer.store.log.entries import FORMAT, ObjectRef, bytes_digest, canonical_json
-from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects
+from skerry_syncer.store.objects.interface import STREAM_CHUNK_BYTES, Chunks, Objects, read_json
 from skerry_syncer.store.versions.recent import RecentContents
 
 SnapshotKind = Literal["weights", "momentum", "residual"]
@@ -252,7 +252,7 @@ class Blobs:
         with suppress(ObjectMissingError, UnreadableObjectError, ValueError):
             async with aclosing(self.read(ref)) as pieces:
                 line, _ = await _head(ref, pieces)
-            return StoredPart.of(ref, msgspec.json.decode(line, type=_PartHeader).squared_norms)
+            return StoredPart.of(ref, read_json(line, _PartHeader).squared_norms)
         return None
 
     def _path(self, name: str) -> str:

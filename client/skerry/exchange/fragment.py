@@ -379,7 +379,7 @@ class FragmentExchange:
         return isinstance(state, InFlight) and state.is_merged and state.fate.version <= pulled.version
 
     def restore(self) -> tuple[FlatArray, Trained]:
-        """Loads the adopted version; for the training thread. Returns the new base, and how far that has trained.
+        """Loads the adopted version; for the training thread. Returns the new base, and how far training was then.
 
         A base that rounds may have taken in weights that were not finite, so the anchor is loaded in its place.
         """

@@ -1,6 +1,6 @@
 """A learner's exchange with a run: joins it, keeps the lease, drives every fragment. asyncio, no sockets, no threads.
 
-The training thread calls `step`, and `serve` of the boundary; all else runs on the event loop. In a product that has a
+The training thread calls `step`, and `serve` of the boundary. All else runs on the event loop, which in a product has a
 thread of its own; a simulation runs it, and `step` with it, in virtual time over its own transport.
 """
 

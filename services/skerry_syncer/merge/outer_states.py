@@ -15,9 +15,8 @@ import numpy as np
 
 from skerry.algorithm.step import OuterState
 from skerry.runtime.logs import get_logger
-from skerry_syncer.store.errors import ObjectMissingError, UnreadableObjectError
 from skerry_syncer.store.log.state import FragmentState
-from skerry_syncer.store.versions.replay import Replayer
+from skerry_syncer.store.versions.replay import DAMAGE, Replayer
 from skerry_syncer.store.versions.run import Run
 from skerry_syncer.store.versions.scratch import Scratch
 
@@ -55,7 +54,7 @@ class OuterStates:
             try:
                 outer = await self._writable(name, outer)
                 await replayer.advance(outer, version, self._scratch)
-            except (ObjectMissingError, UnreadableObjectError) as error:
+            except DAMAGE as error:  # a snapshot that is nearer may lead there
                 _LOG.warning("cached state is dropped", fragment=name, version=version, cause=str(error))
             else:
                 return outer

@@ -225,3 +225,13 @@ async def test_a_delta_that_is_too_large_is_named(
     await run.merge(await run.close_again(closing))
     assert (run.version, run.rebuilt) == (2, rebuilt)
     await run.check(2)
+
+
+async def test_a_damaged_delta_before_a_snapshot_costs_the_cached_state_and_nothing_else(run: Run) -> None:
+    run.driver.state = await run.driver.replayer().rebuild(1, run.driver.scratch)
+    await run.driver.round([await run.driver.push(0, np.ones(LAYOUT.numel))])  # by another replica
+    await run.driver.snapshot()
+    await run.driver.damage(run.driver.part_names(2)[0])
+    run.rebuilt.clear()
+    await run.merge(await run.closed(1.0, 2.0))
+    assert (run.version, run.rebuilt) == (3, [2])

@@ -48,7 +48,7 @@ _NAMED_COUNT: Final = 5  # of many learners, the text of an event names those wi
 _RATE_SPAN_S: Final = 300.0  # of tokens a second
 # Shorter rounds count as this long, so that no alert comes and goes faster than a person can read it.
 _LEAST_ROUND_S: Final = 2.5
-_SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the last so many rounds of a fragment
+_SHARE_COUNT: Final = 8  # a learner's share of the weight is that of the run's last so many versions
 
 
 class EventText(NamedTuple):
@@ -154,7 +154,7 @@ class LearnerView:
 
     @property
     def share(self) -> float | None:
-        """Mean share of the weight of the last rounds that had its delta; None before the first."""
+        """Mean share of the weight of the last versions that were made since it is known; None before the first."""
         return sum(self.shares) / len(self.shares) if self.shares else None
 
     @property
@@ -446,15 +446,17 @@ class RunHistory:
         if committed.run_token_count:
             self.step_count, self.token_count = committed.run_step_count, committed.run_token_count
         self._progress()
+        if not version:
+            return f"{name} has its initial weights"
+        for learner in self.learners.values():
+            learner.shares.append(0.0)
         for delta in committed.merged:
-            if version and delta.learner_id in self.learners:
+            if delta.learner_id in self.learners:
                 learner = self.learners[delta.learner_id]
                 if position > self._began_at:
                     learner.merged_steps[name] += delta.step_count
-                learner.shares.append(delta.weight_share)
+                learner.shares[-1] += delta.weight_share
                 learner.merged_at_s[name] = self._heard_at_s
-        if not version:
-            return f"{name} has its initial weights"
         heaviest = sorted(committed.merged, key=lambda delta: -delta.weight_share)[:_NAMED_COUNT]
         shares = [f"{delta.learner_id} {delta.weight_share:.0%}" for delta in heaviest]
         if more_count := len(committed.merged) - len(heaviest):

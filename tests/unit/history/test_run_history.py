@@ -141,7 +141,13 @@ def test_a_version_knows_how_long_its_round_waited_and_for_whom() -> None:
     assert version.last_delta.learner_id == "eu"
     assert [delta.learner_id for delta in version.deltas] == ["us", "eu"]
     assert version.update_size_bytes == 1500
-    assert history.learners["us"].share == 0.5
+
+
+def test_the_learners_shares_of_the_weight_add_up_to_one() -> None:
+    us = [recorded.event(90, learner=recorded.learner(name)) for name in ("us", "eu")]
+    rounds = [*recorded.round_events(1, 100.0, "us", "eu"), *recorded.round_events(2, 110.0, "us")]
+    history = recorded.started(*us, *rounds)
+    assert {name: learner.share for name, learner in history.learners.items()} == {"us": 0.75, "eu": 0.25}
 
 
 def test_goodput_is_what_was_merged_of_what_was_trained() -> None:

@@ -13,7 +13,7 @@ import msgspec
 from skerry.v1 import types_pb2
 from skerry.wire.digests import tree_digest
 from skerry_syncer.errors import SyncerError
-from skerry_syncer.store.errors import StoreError
+from skerry_syncer.store.errors import RunNotFoundError, StoreError
 from skerry_syncer.store.log.entries import entry_name
 from skerry_syncer.store.log.state import RunState
 from skerry_syncer.store.objects.interface import Objects
@@ -134,5 +134,7 @@ async def open_run(objects: Objects) -> Run:
         StoreError: the log can't be read.
     """
     store = store_on(objects, clock=VirtualClock())
-    ((name, uid),) = await store.list_runs([RUN])
-    return await store.open_run(name, uid)
+    uid = await store.resolve(RUN)
+    if uid is None:
+        raise RunNotFoundError(f"nobody has created the run. run={RUN}")
+    return await store.open_run(RUN, uid)

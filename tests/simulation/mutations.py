@@ -53,17 +53,16 @@ class Mutation:
     mix: str
     seed: int  # the first to try
     rule: str  # that it breaks: a finding's rule begins with this
-    is_quick: bool  # whether its history is short enough for the default suite
 
 
 MUTATIONS: Final[list[Mutation]] = []
 
 
-def _defect(mix: str, seed: int, rule: str, *, is_quick: bool = False) -> Callable[[_Apply], _Apply]:
+def _defect(mix: str, seed: int, rule: str) -> Callable[[_Apply], _Apply]:
     """Makes a mutation of a function that puts a defect into the product."""
 
     def keep(apply: _Apply) -> _Apply:
-        MUTATIONS.append(Mutation(apply.__name__.strip("_"), apply, mix, seed, rule, is_quick))
+        MUTATIONS.append(Mutation(apply.__name__.strip("_"), apply, mix, seed, rule))
         return apply
 
     return keep
@@ -118,7 +117,7 @@ def _checks_no_session(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(fold.RULES, SessionItem, (lambda state, _: fold.check_open(state), apply))
 
 
-@_defect("alone", 0, "every acknowledged delta was in the log", is_quick=True)
+@_defect("alone", 0, "every acknowledged delta was in the log")
 def _acknowledges_before_the_append(patch: pytest.MonkeyPatch) -> None:
     """The answer goes out while the entry is on its way."""
     append, begin = RunLog.append, Push.__init__
@@ -182,7 +181,7 @@ def _says_accepted_for_stored_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimTransport, "ask", believing)
 
 
-@_defect("alone", 0, "every delta holds the steps that it claims", is_quick=True)
+@_defect("alone", 0, "every delta holds the steps that it claims")
 def _keeps_merged_work(patch: pytest.MonkeyPatch) -> None:
     """Adoption leaves a merged delta's work in the model, where the new version brings it once more."""
     shift = Ledger.shift
@@ -267,7 +266,7 @@ def _forgets_a_fate(patch: pytest.MonkeyPatch) -> None:
     _after_each_admitted(patch, forget)
 
 
-@_defect("alone", 0, "all replicas fold to the same state", is_quick=True)
+@_defect("alone", 0, "all replicas fold to the same state")
 def _folds_by_arrival(patch: pytest.MonkeyPatch) -> None:
     """A replica counts a learner's steps by what it saw itself: replicas no longer fold to one state."""
     count = itertools.count(1)

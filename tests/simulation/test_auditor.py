@@ -15,13 +15,8 @@ from tests.simulation.mutations import MUTATIONS, Mutation, findings_of
 from tests.simulation.world import live
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        pytest.param(mutation, id=mutation.name, marks=[] if mutation.is_quick else [pytest.mark.long])
-        for mutation in MUTATIONS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_the_auditor_finds_a_product_that(mutation: Mutation) -> None:
     assert list(findings_of(mutation)), f"nobody noticed. rule={mutation.rule}"
 
@@ -31,6 +26,7 @@ def test_every_defect_is_put_where_the_product_is(mutation: Mutation, monkeypatc
     mutation.apply(monkeypatch)
 
 
+@pytest.mark.long
 def test_what_was_collected_goes_unread() -> None:
     evidence = live(1, MIXES["retention"])
     assert any(path.endswith(tuple(_parts(evidence))) for path in evidence.deleted)

@@ -75,6 +75,7 @@ def test_a_checkpoint_goes_on_where_it_was(target: str, tmp_path: Path) -> None:
     assert merged_learners(target, "checkpoint") == {"us"}
 
 
+@pytest.mark.long
 def test_a_machine_that_is_taken_away_costs_no_step(target: str, tmp_path: Path) -> None:
     process = start(target, tmp_path, "preemption", "us")
     deadline_s = time.monotonic() + 60
@@ -93,6 +94,7 @@ def test_a_machine_that_is_taken_away_costs_no_step(target: str, tmp_path: Path)
     assert said[2] == "0"
 
 
+@pytest.mark.long
 def test_the_merged_model_is_evaluated_while_others_train_it(target: str, tmp_path: Path) -> None:
     finish(start(target, tmp_path, "plain", "us"))
     watching = start(target, tmp_path, "watch", "plain", "2")

@@ -30,15 +30,15 @@ test: $(READY) ## run the default suite (5 minutes on 2 cores)
 	@echo "test: the suite without its long and its end-to-end part"
 	@$(BIN)/python -m pytest -m "not e2e and not long" -rs -n 3 --dist worksteal $(ARGS)  # a third of the time they wait
 
-test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (5 minutes)
+test-long: $(READY) ## run what is too long for the default suite: more seeds and mutations of the simulation, the benchmarks' own tests (10 minutes)
 	@echo "test-long: tests that take too long for the default suite"
 	@$(BIN)/python -m pytest -m "long and not e2e" -n 3 --dist worksteal $(ARGS)
 
-test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (20 minutes)
+test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (up to an hour)
 	@echo "test-e2e: one after another, because floods measure and containers share an engine"
 	@$(BIN)/python -m pytest -m e2e -rs $(ARGS)
 
-test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (5 minutes)
+test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (8 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"
 	@HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/e2e/trainers
 

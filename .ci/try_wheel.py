@@ -52,7 +52,7 @@ def main() -> int:
     wheel: Path = parser.parse_args().wheel.resolve()
     with tempfile.TemporaryDirectory(prefix="skerry-wheel-") as name:
         folder = Path(name).resolve()
-        venv.create(folder / "venv", with_pip=True, symlinks=True)
+        venv.create(folder / "venv", with_pip=True, upgrade_deps=True, symlinks=True)
         programs = folder / "venv" / "bin"
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SKERRY_"))}
 

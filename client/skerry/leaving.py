@@ -27,9 +27,10 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
 
     The step that is under way is finished: its `learner.step` raises SystemExit, and leaving the context sends the last
     work, for which it takes 10 s at most. The exit status is 128 and the signal's number, as a shell has it, also where
-    the signal has ended a data loader's workers and so the loop. A second signal does what it did before, and so does a
-    first one after the learner has left. Where a notice comes in another way, call `learner.leave_soon()`. Processes
-    that this one forks handle the signals as if no learner did.
+    the signal has ended a data loader's workers and so the loop. The same signal again changes nothing, since launchers
+    pass on what the machine has sent to every process; to end the program at once, send SIGKILL. After a learner has
+    left for another reason, the signal does what it did before. Where a notice comes in another way, call
+    `learner.leave_soon()`. Processes that this one forks handle the signals as if no learner did.
 
     Raises:
         ValueError: this is not the main thread, which alone may handle signals.
@@ -43,26 +44,28 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
 
 
 class _Handler:
-    """Handles a signal once, until the learner has left."""
+    """Handles a signal until the learner has left, and to the end of the program if it left because of it."""
 
     def __init__(self, learner: ArrayLearner, number: signal.Signals) -> None:
         self._learner = learner
         self._number = number
         self.previous = signal.getsignal(number) or signal.SIG_DFL  # None: of a program that is not Python
+        self._is_told = False
         self._has_left = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(number, self.previous)
-        if self._has_left:  # a handler of later gave the signal to this one
+        if self._has_left and not self._is_told:  # a handler of later gave the signal to this one
+            signal.signal(number, self.previous)
             signal.raise_signal(number)
         else:
+            self._is_told = True
             self._learner.leave_soon(_SIGNALLED + number)
 
     def restore(self) -> None:
         """Takes note that the learner has left, and puts the handler before in place unless there is a later one."""
         self._has_left = True
         current: object = signal.getsignal(self._number)
-        if current is self and threading.current_thread() is threading.main_thread():
+        if current is self and not self._is_told and threading.current_thread() is threading.main_thread():
             signal.signal(self._number, self.previous)
 
 

@@ -12,10 +12,10 @@ from tests.e2e import ceph, engine, images
 from tests.e2e.ceph import CephGateway
 from tests.e2e.composition import COMMAND, Composition
 from tests.e2e.engine import Engine, EngineError
-from tests.e2e.fresh import built
+from tests.e2e.fresh import built, built_with_torch
 from tests.e2e.machine import BUILD, CommandError, need_programs, need_root, tail
 
-__all__ = ["built"]
+__all__ = ["built", "built_with_torch"]
 
 # Until told to stop; the model and H of compose.yaml itself.
 _SETTINGS = {"SKERRY_STEPS": "1000000", "SKERRY_PORT": "0", "SKERRY_PORT_2": "0", "SKERRY_CONSOLE_PORT": "0"}

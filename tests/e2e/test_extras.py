@@ -24,7 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.e2e.fresh import INSTALL_LINE, Environment, need_small_torch, newest, served
+from tests.e2e.fresh import INSTALL_LINE, Environment, newest, served
 from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -46,14 +46,13 @@ BESIDE: Final = {"jax": ["optax"]}
 
 
 @pytest.fixture(scope="module")
-def everything(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def everything(built_with_torch: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """An environment with the wheel, all of its extras and a syncer that runs."""
     folder = tmp_path_factory.mktemp("extras") / "skerry"
     environment = Environment(folder, Path(sys.executable).resolve())
-    shutil.copytree(built, folder / "dist", ignore=shutil.ignore_patterns("*.tar.gz"))
+    shutil.copytree(built_with_torch, folder / "dist", ignore=shutil.ignore_patterns("*.tar.gz"))
     shutil.copytree(ROOT / "examples", folder / "examples")
     environment.variables["PIP_NO_COMPILE"] = "1"  # most of it is never imported
-    need_small_torch(environment, INSTALL_LINE)
     beside = " ".join(chain.from_iterable(BESIDE.values()))
     environment.shell(f"{INSTALL_LINE.replace('[torch]', '[' + ','.join(EXTRAS) + ']')} {beside}")
     with served(environment):

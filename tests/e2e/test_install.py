@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.fresh import INSTALL_LINE, LEARN_LINES, Environment, need_small_torch, newest, served
+from tests.e2e.fresh import INSTALL_LINE, LEARN_LINES, Environment, newest, served
 from tests.e2e.machine import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -24,10 +24,10 @@ _FIRST_VERSION_S: Final = 300
 
 
 @pytest.fixture
-def environment(built: Path, tmp_path: Path) -> Environment:
+def environment(built_with_torch: Path, tmp_path: Path) -> Environment:
     """A fresh environment beside `dist`."""
     environment = Environment(tmp_path / "skerry", Path(sys.executable).resolve())
-    shutil.copytree(built, tmp_path / "skerry" / "dist")
+    shutil.copytree(built_with_torch, tmp_path / "skerry" / "dist")
     return environment
 
 
@@ -53,7 +53,6 @@ def python_of(version: str) -> Path:
 
 
 def test_from_pip_install_to_the_first_merged_version(environment: Environment) -> None:
-    need_small_torch(environment, INSTALL_LINE)
     environment.shell(INSTALL_LINE)
     with served(environment), ExitStack() as learners:
         for learn in LEARN_LINES:

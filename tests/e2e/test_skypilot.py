@@ -29,7 +29,7 @@ def sky() -> Path:
     python = folder / "bin" / "python"
     stamp = folder / "ready"
     if not stamp.exists():
-        venv.create(folder, with_pip=True, clear=True)
+        venv.create(folder, with_pip=True, upgrade_deps=True, clear=True)
         try:
             run([python, "-m", "pip", "install", "--quiet", f"skypilot=={_VERSION}"], timeout_s=900)
         except CommandError as error:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 import pytest
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Slurm]:
 
 
 class Job:
-    """A learner as a job."""
+    """A learner as a job, which is cancelled in the end: the cluster has one node, and the next job needs it."""
 
     def __init__(self, cluster: Slurm, target: str, folder: Path) -> None:
         self.cluster = cluster
@@ -48,6 +48,15 @@ class Job:
         env = {"SKERRY_TARGET": target, "SKERRY_LEARNER_ID": "us", "PATH": path, "OMP_NUM_THREADS": "1"}
         words: list[str | Path] = [f"--output={self.output}", _SCRIPT, _PROGRAM, "us"]
         self.number = cluster.submit(*words, env=env)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        run(["scancel", self.number], timeout_s=30, env=self.cluster.env)
+        wait_until(
+            lambda: self.cluster.job(self.number)["JobState"] == "CANCELLED", what="it is cancelled", timeout_s=60
+        )
 
     def version_count(self) -> int:
         """Returns how many versions the run has, whose only learner this is; 0 if there is no run."""
@@ -106,20 +115,16 @@ def words_of(process: psutil.Process) -> list[str]:
 def test_a_learner_that_is_requeued_sends_its_work_and_comes_back_as_the_same_one(
     cluster: Slurm, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    with syncer() as target:
-        job = Job(cluster, target, tmp_path)
+    with syncer() as target, Job(cluster, target, tmp_path) as job:
         job.wait_for_versions(beyond=2)
         run([*words, job.number], timeout_s=30, env=cluster.env)
         job.says("steps not sent: 0")
         job.wait_for_restart(1)
         job.wait_for_versions(beyond=job.version_count())
-        run(["scancel", job.number], timeout_s=30, env=cluster.env)
-        wait_until(lambda: cluster.job(job.number)["JobState"] == "CANCELLED", what="it is cancelled", timeout_s=60)
 
 
 def test_a_rank_that_is_killed_starts_again_without_slurm(cluster: Slurm, tmp_path: Path) -> None:
-    with syncer() as target:
-        job = Job(cluster, target, tmp_path)
+    with syncer() as target, Job(cluster, target, tmp_path) as job:
         job.wait_for_versions(beyond=2)
         rank = oldest_rank()
         assert rank is not None
@@ -127,4 +132,3 @@ def test_a_rank_that_is_killed_starts_again_without_slurm(cluster: Slurm, tmp_pa
         wait_until(lambda: oldest_rank() not in {None, rank}, what="another rank runs", timeout_s=60)
         job.wait_for_versions(beyond=job.version_count())
         assert cluster.job(job.number)["Restarts"] == "0"
-        run(["scancel", job.number], timeout_s=30, env=cluster.env)

@@ -5,7 +5,7 @@ its type. Layers without parameters, and frozen parameters, may come and go.
 
 A state dict that is loaded keeps the memory, so hooks of the module compare the values before and after.
 
-An optimizer that keeps weights of its own writes them over what was adopted. After its next step a few weights of a
+An optimizer that keeps weights of its own writes them over what was adopted. After its next step a few weights of each
 changed fragment are then close to where they were before the change; the steps of other optimizers leave the change in.
 """
 
@@ -31,7 +31,6 @@ _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataPara
 _LOOKED_AT: Final = 2**12
 _SAMPLED: Final = 2**10  # weights of a fragment
 _NAMED: Final = 3  # in a message
-_UNKNOWN: Final = -1  # a result that is not copied yet
 _ATTACH_LAST: Final = "do that first, then attach; the run's weights win"
 
 
@@ -54,7 +53,8 @@ class Watch:
         self._loading: torch.nn.Module | None = None  # the outermost that is loaded just now
         # Some weights around each change since the last step, by fragment: tensor, places in it, before, after.
         self._changes: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._are_undone: list[torch.Tensor] = []  # 0 or 1, once known, for each change before
+        # How far the weights are from those before the change, and how far the change took them, by fragment.
+        self._looks: dict[str, torch.Tensor] = {}
         self._has_warned = False
         self._handles: list[Any] = []
         for module in model.modules() if isinstance(model, torch.nn.Module) else ():
@@ -162,17 +162,20 @@ class Watch:
 
     def _look_at_changes(self) -> None:
         """Compares weights at the first step after a change; nobody waits for what a GPU finds."""
-        for tensor, places, before, after in self._changes.values():
-            # So the change is larger than what rounding and a step have done since.
-            is_undone = (tensor.take(places).float() - before).norm() < (after - before).norm() / 2
-            result = torch.full((), _UNKNOWN, dtype=torch.int8, device="cpu", pin_memory=is_undone.is_cuda)
-            self._are_undone.append(result.copy_(is_undone.to(torch.int8), non_blocking=True))
+        for fragment, (tensor, places, before, after) in self._changes.items():
+            if fragment in self._looks:
+                self._warn_of_undone_changes()
+            distances = torch.stack([(tensor.take(places).float() - before).norm(), (after - before).norm()])
+            look = torch.full((2,), torch.nan, device="cpu", pin_memory=distances.is_cuda)
+            self._looks[fragment] = look.copy_(distances, non_blocking=True)
         self._changes.clear()
-        results = [int(result) for result in self._are_undone]
-        self._are_undone = [
-            result for result, value in zip(self._are_undone, results, strict=True) if value == _UNKNOWN
-        ]
-        if 1 in results and not self._has_warned:
+
+    def _warn_of_undone_changes(self) -> None:
+        """Looks at all fragments together, since a step of any optimizer may undo a small change by chance."""
+        to_before, changed = torch.stack([*self._looks.values()]).norm(dim=0).tolist()
+        self._looks.clear()
+        # So the changes are larger than what rounding and the steps have done since; false of what is not copied yet.
+        if to_before < changed / 2 and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "the optimizer has written weights of its own over those of the run, so this learner takes from the "

@@ -200,3 +200,17 @@ def test_an_ordinary_optimizer_is_not_warned_of(
     model = _network(dtype)
     optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
     assert _warnings_after_changes(model, optimizer.step, size=size) == []
+
+
+def test_a_small_change_that_a_step_undoes_by_chance_is_not_warned_of() -> None:
+    weight, bias = (nn.Parameter(torch.zeros(count)) for count in (64, 1))
+    parameters = TorchParameters({"weight": weight, "bias": bias})
+    layouts = [FragmentLayout(tensor.name, (tensor,)) for tensor in parameters.tensors]
+    with heard_logs() as logs:
+        for _ in range(3):
+            for layout in layouts:
+                parameters.add(layout, np.full(layout.numel, 1e-3, np.float32))()
+                with torch.no_grad():
+                    bias.zero_()
+                assert parameters.replaced() is None
+    assert list(logs) == []

@@ -233,6 +233,13 @@ def _cost(history: RunHistory, settings: Settings, now_s: float) -> float | None
     return sum(priced) if priced and history.is_whole else None
 
 
+def _ago(time_s: float) -> str:
+    """Returns since when a learner is silent; in minutes, since every other text is sent to every page."""
+    if time_s < _NOW_S:
+        return "now"
+    return f"{duration_text(time_s)} ago" if time_s >= 120 else "less than 2 min ago"
+
+
 def _learner(history: RunHistory, view: LearnerView, now_s: float) -> dict[str, Any]:
     """Returns what a learner's card says."""
     status, report = view.status, view.status.report
@@ -251,7 +258,7 @@ def _learner(history: RunHistory, view: LearnerView, now_s: float) -> dict[str, 
         ("sends", NO_DATA if up is None else rate_text(up)),
         ("receives", NO_DATA if down is None else rate_text(down)),
         ("pause in a step", _seconds(report.stall_time.ToMilliseconds() / 1000) if has_report else NO_DATA),
-        ("last heard", _known(silent_s, lambda time_s: "now" if time_s < _NOW_S else f"{duration_text(time_s)} ago")),
+        ("last heard", _known(silent_s, _ago)),
     ]
     return {
         "region": status.region or NO_DATA,

@@ -66,6 +66,16 @@ def test_a_learner_with_an_alert_is_marked() -> None:
     assert "us was last heard of 100 s ago" in parts["alerts"]
 
 
+def test_a_silent_learners_card_is_sent_again_a_minute_and_not_a_second() -> None:
+    history = started(event(0.0, learner=learner("us")))
+    cards = [sections(history, PLAIN, now_s)["learner-us"] for now_s in (1.0, 20.0, 55.0, 181.0, 200.0)]
+    assert [" now" in card or ">now" in card for card in cards] == [True, False, False, False, False]
+    assert cards[1] == cards[2]
+    assert "less than 2 min ago" in cards[1]
+    assert cards[3] == cards[4]
+    assert "3 min ago" in cards[3]
+
+
 def test_events_are_found_by_words_and_paged_from_the_newest() -> None:
     history = started(*rounds(101, "us"))
     first, second = events_html(history, "", 0), events_html(history, "", 1)

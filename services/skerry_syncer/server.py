@@ -167,7 +167,7 @@ async def serving(objects: Objects, settings: ServerSettings) -> AsyncIterator[S
         if settings.tls is None:
             port = server.add_insecure_port(settings.listen)
         else:
-            port = server.add_secure_port(settings.listen, server_credentials(settings.tls))
+            port = server.add_secure_port(settings.listen, server_credentials(settings.tls, clock))
     except RuntimeError as error:
         raise OSError(f"can't listen on the address. listen={settings.listen}") from error
     try:

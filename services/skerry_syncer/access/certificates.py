@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from skerry.net.tls import Tls, TlsFiles
+from skerry.runtime.clock import ThreadClock
 from skerry.wire.identity import SCHEME, Identity
 from skerry_syncer.access.reloading import Reloaded
 from skerry_syncer.errors import SyncerError
 
+# For how long after a client's certificate was looked at a new connection may resume its TLS session without another
+# look, so how long an expired one gets in. Sessions of one configuration mean nothing to the next one.
+_RESUMABLE_S: Final = 60.0
+# gRPC frees a configuration although a connection of the same moment may be about to use it, and then crashes
+# (grpc/grpc#36693). No other connection begins while gRPC waits for the next configuration, and to begin takes
+# microseconds.
+_BEGUN_S: Final = 0.1
 
-def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+
+def server_credentials(tls: Tls, clock: ThreadClock) -> grpc.ServerCredentials:
     """Returns the credentials of a port. With an authority to trust, clients must present a certificate of it.
 
     The files are read at each new connection; those that are open keep what they began with. TLS versions are gRPC's:
@@ -23,16 +32,39 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     Raises:
         ValueError: the files can't be used.
     """
-    files = Reloaded("certificates", tls.read)
-
-    # Called by threads of gRPC. Each connection has a configuration of its own, because connections of one can resume
-    # each other's TLS sessions, in which the client's certificate is not looked at again: an expired one would get in.
-    def next_configuration() -> grpc.ServerCertificateConfiguration:
-        return _configuration(files.now())
-
+    configurations = Configurations(tls, clock)
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(files.value), next_configuration, require_client_authentication=tls.ca is not None
+        configurations.first,
+        configurations.next,  # type: ignore[arg-type]  # its stub lacks None, which is to change nothing
+        require_client_authentication=tls.ca is not None,
     )
+
+
+class Configurations:
+    """What new connections of a port are configured with, one after another.
+
+    Raises:
+        ValueError: the files can't be used.
+    """
+
+    def __init__(self, tls: Tls, clock: ThreadClock) -> None:
+        self._files = Reloaded("certificates", tls.read)
+        self._clock = clock
+        self._used = self._files.value
+        self._used_since_s = clock.monotonic_s()
+        self.first = _configuration(self._used)
+
+    def next(self) -> grpc.ServerCertificateConfiguration | None:
+        """Returns a new configuration if the files have changed or the one in use is old; gRPC asks at each connection.
+
+        Its threads do so, one at a time.
+        """
+        files, now_s = self._files.now(), self._clock.monotonic_s()
+        if files == self._used and now_s < self._used_since_s + _RESUMABLE_S:
+            return None
+        self._used, self._used_since_s = files, now_s
+        self._clock.block(_BEGUN_S)
+        return _configuration(files)
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:

@@ -9,6 +9,7 @@ import random
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from skerry import RunsClient, Tls
 from skerry.v1 import capabilities_pb2
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
+from skerry_syncer.access.certificates import server_credentials
 from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.server import SyncerServer, serving
 from skerry_syncer.store.log.entries import INITIAL_BASE, PolicyItem, RollbackItem, StatusItem
@@ -41,6 +43,7 @@ from tests.support.raw_learner import (
     pull,
     refused,
 )
+from tests.support.serve_process import serve_process
 from tests.support.still_clock import StillClock
 
 SERVER = ("--server", "a.example")
@@ -101,13 +104,28 @@ async def test_who_gets_in_depends_on_both_ends_certificates(keys: Path, tmp_pat
             assert {client: await gets_in(server.port, client) for client in clients} == clients
 
 
+@pytest.mark.long
+async def test_connections_of_the_same_moment_leave_a_syncer_serving(keys: Path, tmp_path: Path) -> None:
+    """As two learners, a probe or a scan of ports make them."""
+
+    def connect(port: int) -> None:
+        end_s = time.monotonic() + 4
+        while time.monotonic() < end_s:
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+    own = ("--tls-cert", f"{keys}/a.example.pem", "--tls-key", f"{keys}/a.example.key")
+    async with serve_process("memory://", tmp_path, *own, "--tls-client-ca", f"{keys}/ca.pem") as process:
+        await asyncio.gather(*(asyncio.to_thread(connect, process.port) for _ in range(16)))
+        assert await gets_in(process.port, tls_of(keys, "us"))
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_session_is_not_resumed_without_looking_at_the_certificate_again(
-    version: ssl.TLSVersion, keys: Path, secured: SyncerServer
+async def test_a_session_is_resumed_for_a_minute_and_then_the_certificate_is_looked_at_again(
+    version: ssl.TLSVersion, keys: Path
 ) -> None:
-    def connect(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+    def connect(port: int, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
         """Returns the session of a connection that the server spoke HTTP/2 on, and whether it was resumed."""
-        with socket.create_connection(("127.0.0.1", secured.port), timeout=10) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
             connection = context.wrap_socket(plain, server_hostname="localhost", session=session)
             connection.sendall(PREFACE)
             assert connection.recv(9)
@@ -117,9 +135,16 @@ async def test_a_session_is_not_resumed_without_looking_at_the_certificate_again
     context.load_cert_chain(keys / "us.pem", keys / "us.key")
     context.set_alpn_protocols(["h2"])
     context.minimum_version = context.maximum_version = version
-    session, _ = await asyncio.to_thread(connect, None)
-    _, is_resumed = await asyncio.to_thread(connect, session)
-    assert not is_resumed
+    clock, server = StillClock(), grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(tls_of(keys, "a.example"), clock))
+    await server.start()
+    session, are_resumed = None, []
+    for pause_s in (0, 59, 2, 0):
+        clock.now_s += pause_s
+        session, is_resumed = await asyncio.to_thread(connect, port, session)
+        are_resumed.append(is_resumed)
+    await server.stop(None)
+    assert are_resumed == [False, True, False, True]
 
 
 async def test_new_files_decide_who_gets_in_from_then_on_and_broken_ones_change_nothing(

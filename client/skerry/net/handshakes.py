@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from skerry.net.tls import Tls
-from skerry.wire.identity import SCHEME, Identity, Role
+from skerry.wire.identity import Identity, Role, is_of_client
 
 # What gRPC's details contain, and what that means; the first that fits. gRPC 1.80 has the words of BoringSSL.
 _MEANINGS: Final = {
@@ -49,7 +49,7 @@ def check_certificate(tls: Tls, run: str, learner_id: str | None) -> None:
     Raises:
         ValueError: no syncer would let the learner attach; the message says whose certificate it is.
     """
-    uris = [uri for uri in tls.names() if uri.startswith(SCHEME)]
+    uris = [uri for uri in tls.names() if is_of_client(uri)]
     if len(uris) != 1:
         return  # the syncer may take it for other reasons
     owner = Identity.parse(uris[0])

@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 
 from skerry.net.tls import Tls, TlsFiles
 from skerry.runtime.clock import ThreadClock
-from skerry.wire.identity import SCHEME, Identity
+from skerry.wire.identity import Identity, is_of_client
 from skerry_syncer.access.reloading import Reloaded
 from skerry_syncer.errors import SyncerError
 
@@ -76,10 +76,10 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 def client_uri(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """Returns the URI by which a client's certificate says who it is; all of them if there are several; "" if none.
 
-    Names of other kinds don't count: only a URI that the authority signed as one is an identity.
+    Other names don't count: only a URI that the authority signed as one is an identity.
     """
     uris = (uri.decode(errors="replace") for uri in context.auth_context().get("peer_uri", ()))
-    return " ".join(uri for uri in uris if uri.startswith(SCHEME))
+    return " ".join(uri for uri in uris if is_of_client(uri))
 
 
 def identity_of(context: grpc.aio.ServicerContext[Any, Any]) -> Identity:

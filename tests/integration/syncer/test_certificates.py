@@ -12,16 +12,20 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
 from skerry import RunsClient, Tls
+from skerry.cli.authority import Authority, client
 from skerry.v1 import capabilities_pb2
 from skerry.v1 import runs_pb2 as runs
 from skerry.v1 import types_pb2 as types
+from skerry.wire.identity import Role
 from skerry_syncer.access.certificates import server_credentials
 from skerry_syncer.access.deny_list import DenyList
 from skerry_syncer.server import SyncerServer, serving
@@ -223,6 +227,19 @@ async def test_a_learner_speaks_for_itself_and_whose_call_was_refused_is_logged(
     # A push whose stream ends before its answer is read is repeated, and refused again.
     refusals = {(line["reason"], line["identity"]) for line in lines if line["event"] == "call refused"}
     assert refusals == {("PERMISSION_DENIED", "skerry://learner/demo/eu")}
+
+
+async def test_an_identity_of_spiffe_has_its_role_and_the_workloads_other_names_do_not_matter(
+    keys: Path, secured: SyncerServer
+) -> None:
+    uris = ("spiffe://a.example/ns/train/sa/default", "spiffe://a.example/skerry/learner/demo/ap")
+    subject = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
+    Authority(keys, datetime.now(UTC)).make(client(Role.LEARNER, "spiffe")._replace(subject=subject), days=1)
+    async with connected(secured.port, tls_of(keys, "spiffe")) as stubs:
+        run, _ = await create_run(stubs)
+        await (await attached(stubs, run, "ap")).advance()
+        with refused(*DENIED):
+            await attached(stubs, run, "us")
 
 
 async def test_the_log_says_who_changed_a_run(keys: Path, secured: SyncerServer) -> None:

@@ -25,9 +25,18 @@ def test_a_learner_may_be_bound_to_a_run() -> None:
     assert Identity.parse("skerry://learner/us") == Identity(Role.LEARNER, "us")
 
 
+def test_an_identity_of_spiffe_has_a_domain_and_names_skerry() -> None:
+    assert Identity.parse("spiffe://train.example/skerry/learner/gpt/us") == Identity(Role.LEARNER, "us", "gpt")
+    assert Identity.parse("spiffe://train.example/skerry/admin/anna") == Identity(Role.ADMIN, "anna")
+
+
 @pytest.mark.parametrize(
     "uri",
     [
+        "spiffe://train.example/learner/us",
+        "spiffe:///skerry/learner/us",
+        "spiffe://a/skerry/spiffe://a/skerry/learner/us",
+        "skerry://spiffe://a/skerry/learner/us",
         "https://learner/us",
         "skerry://owner/us",
         "skerry://admin/gpt/anna",

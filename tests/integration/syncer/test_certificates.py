@@ -302,7 +302,8 @@ async def _open_to(port: int, tls: Tls) -> list[grpc.StatusCode]:
     """Returns what a caller gets from health and from reflection."""
     methods = ("grpc.health.v1.Health/Check", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     async with connected(port, tls) as stubs:
-        calls = [stubs.channel.stream_unary(f"/{method}", None, None)(iter([b""]), timeout=20) for method in methods]
+        # Sent at once: a stream that is refused before its message is sent ends with INTERNAL.
+        calls = [stubs.channel.unary_unary(f"/{method}", None, None)(b"", timeout=20) for method in methods]
         return [await call.code() for call in calls]
 
 

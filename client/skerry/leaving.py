@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from functools import cache
 from types import FrameType
@@ -27,10 +28,10 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
 
     The step that is under way is finished: its `learner.step` raises SystemExit, and leaving the context sends the last
     work, for which it takes 10 s at most. The exit status is 128 and the signal's number, as a shell has it, also where
-    the signal has ended a data loader's workers and so the loop. The same signal again changes nothing, since launchers
-    pass on what the machine has sent to every process; to end the program at once, send SIGKILL. After a learner has
-    left for another reason, the signal does what it did before. Where a notice comes in another way, call
-    `learner.leave_soon()`. Processes that this one forks handle the signals as if no learner did.
+    the signal has ended a data loader's workers and so the loop. The same signal again changes nothing until the
+    program has ended, since launchers pass on what the machine has sent to every process; SIGKILL ends it at once. In a
+    program that goes on without its learner, the signal does what it did before. Where a notice comes in another way,
+    call `learner.leave_soon()`. Processes that this one forks handle the signals as if no learner did.
 
     Raises:
         ValueError: this is not the main thread, which alone may handle signals.
@@ -44,17 +45,17 @@ def leave_on_signal(learner: ArrayLearner, *signals: signal.Signals) -> None:
 
 
 class _Handler:
-    """Handles a signal until the learner has left, and to the end of the program if it left because of it."""
+    """Handles a signal until the learner has left, or until the program has ended if it ends because of the signal."""
 
     def __init__(self, learner: ArrayLearner, number: signal.Signals) -> None:
         self._learner = learner
         self._number = number
         self.previous = signal.getsignal(number) or signal.SIG_DFL  # None: of a program that is not Python
         self._is_told = False
-        self._has_left = False
+        self._is_over = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._has_left and not self._is_told:  # a handler of later gave the signal to this one
+        if self._is_over:  # a handler of later gave the signal to this one
             signal.signal(number, self.previous)
             signal.raise_signal(number)
         else:
@@ -62,10 +63,10 @@ class _Handler:
             self._learner.leave_soon(_SIGNALLED + number)
 
     def restore(self) -> None:
-        """Takes note that the learner has left, and puts the handler before in place unless there is a later one."""
-        self._has_left = True
+        """Puts the handler before in place as the learner leaves; not over a later one, nor while the program ends."""
+        self._is_over = not self._is_told or sys.exception() is None
         current: object = signal.getsignal(self._number)
-        if current is self and not self._is_told and threading.current_thread() is threading.main_thread():
+        if current is self and self._is_over and threading.current_thread() is threading.main_thread():
             signal.signal(self._number, self.previous)
 
 

@@ -234,7 +234,7 @@ def _cost(history: RunHistory, settings: Settings, now_s: float) -> float | None
 
 
 def _ago(time_s: float) -> str:
-    """Returns since when a learner is silent; in minutes, since every other text is sent to every page."""
+    """Returns since when a learner is silent, in minutes: each change of the text is sent to every page."""
     if time_s < _NOW_S:
         return "now"
     return f"{duration_text(time_s)} ago" if time_s >= 120 else "less than 2 min ago"

@@ -14,13 +14,12 @@ from skerry.wire.identity import Identity, is_of_client
 from skerry_syncer.access.reloading import Reloaded
 from skerry_syncer.errors import SyncerError
 
-# For how long after a client's certificate was looked at a new connection may resume its TLS session without another
-# look, so how long an expired one gets in. Sessions of one configuration mean nothing to the next one.
+# A client that connects again may resume its TLS session, and its certificate is not looked at. It can't under another
+# configuration, so this is how long an expired certificate gets in.
 _RESUMABLE_S: Final = 60.0
-# gRPC frees a configuration although a connection of the same moment may be about to use it, and then crashes
-# (grpc/grpc#36693). No other connection begins while gRPC waits for the next configuration, and to begin takes
-# microseconds.
-_BEGUN_S: Final = 0.1
+# gRPC frees the configuration before, and crashes if another thread is just about to begin a connection with it
+# (grpc/grpc#36693). No thread comes to that point while gRPC waits for the next one, and the rest takes microseconds.
+_PAUSE_S: Final = 0.1
 
 
 def server_credentials(tls: Tls, clock: ThreadClock) -> grpc.ServerCredentials:
@@ -63,7 +62,7 @@ class Configurations:
         if files == self._used and now_s < self._used_since_s + _RESUMABLE_S:
             return None
         self._used, self._used_since_s = files, now_s
-        self._clock.block(_BEGUN_S)
+        self._clock.block(_PAUSE_S)
         return _configuration(files)
 
 

@@ -46,6 +46,15 @@ def test_the_signal_that_a_launcher_passes_on_is_the_same_notice(target: str, he
     assert learner.stats.unsent_step_count == 0
 
 
+def test_a_program_that_goes_on_after_the_notice_is_ended_by_the_next_signal(target: str, heard: list[int]) -> None:
+    with trained(target) as learner:
+        leave_on_signal(learner, signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)  # after the last step
+    assert learner.stats.unsent_step_count == 0
+    signal.raise_signal(signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
 def test_a_loop_that_fails_once_it_was_told_to_leave_exits_as_it_was_told(target: str) -> None:
     learner = trained(target)
     learner.leave_soon(143)

@@ -32,6 +32,7 @@ SEEDS: Final[Mapping[str, tuple[int, ...]]] = {
 TUNING_SEEDS: Final = (100,)
 _MOST_TUNED_STEPS: Final = 1000
 _FIRST_RATE: Final = 8e-3
+_NANOGPT_RATE: Final = 1e-3
 _COUNT: Final = 4
 _BATCH: Final = 12
 _H: Final = 24
@@ -92,6 +93,9 @@ _FEW: Final = (500, 2000)
 
 KINDS: Final[Mapping[str, Kind]] = {
     ALONE: Kind(_together(1), _ALL, is_trend=True),
+    "one learner, at nanoGPT's own rate": Kind(
+        lambda size, text, steps, _: _together(1)(size, text, steps, _NANOGPT_RATE), (2000,), ALONE
+    ),
     TOGETHER: Kind(_together(_COUNT), _ALL, is_trend=True),
     SYNCHRONOUS: Kind(
         _synchronous(outer_rate=0.55, outer_momentum=0.8, merge="rda", ramp=3.0, settling=0.125), _ALL[:3]
@@ -138,8 +142,8 @@ def tune(name: str, size: str, text: str, loss_of: Callable[[Job], float]) -> fl
         return statistics.fmean(loss_of(Job(made, seed)) for seed in TUNING_SEEDS)
 
     rate = _FIRST_RATE
-    while (best := min((rate, rate / 2, rate * 2), key=loss)) != rate:
-        rate = best
+    while (better := next((near for near in (rate / 2, rate * 2) if loss(near) < loss(rate)), None)) is not None:
+        rate = better
     return rate
 
 

@@ -55,6 +55,11 @@ class Results:
         made = seeds_of(name, self.size, self.text, steps, self.rates)
         return {job.seed: self.outcomes[job].losses[self.text] for job in made if job in self.outcomes}
 
+    def rate(self, name: str) -> str:
+        """Returns a row's peak rate; empty while it is not tuned."""
+        rate = self.rates.get(KINDS[name].tuned_as or name)
+        return "" if rate is None else f"{KINDS[name].make(self.size, self.text, 1, rate).peak_rate:g}"
+
     def loss(self, name: str, steps: int) -> Estimate | None:
         """Returns the held-out loss of a row; None while no seed is known."""
         losses = self.losses(name, steps)
@@ -98,8 +103,7 @@ def table(results: Results) -> Table:
             loss, count = results.loss(name, steps), len(SEEDS[results.size])
             shown = (_shown(loss, 3, count), _shown(share, 2, count), _shown(over, 1, count, sign="+"))
             cells.append("\n".join(filter(None, shown)) + "\n")
-        rate = results.rates.get(kind.tuned_as or name)
-        made.add_row(name, f"{rate:g}" if rate else "", *cells)
+        made.add_row(name, results.rate(name), *cells)
     return made
 
 
@@ -142,17 +146,14 @@ def draw(results: Results, path: Path) -> Path:
 
 
 def _draw_differences(results: Results, axes: Axes) -> None:
-    """Draws by how much each row's loss differs from that of plain decoupled training, at the longest run of it."""
-    rows = []
-    for name, kind in KINDS.items():
-        known = [
-            (over, steps)
-            for steps in lengths_of(name, results.size)
-            if (over := results.over(name, DECOUPLED, steps)) and over.half_width
-        ]
-        if kind.tuned_as == DECOUPLED and known:
-            over, steps = known[-1]
-            rows.append((f"{name.removeprefix(f'{DECOUPLED}, ')}, {steps} steps", over))
+    """Draws by how much each row's loss differs from that of plain decoupled training, after each length."""
+    rows = [
+        (f"{name.removeprefix(f'{DECOUPLED}, ')}, {steps} steps", over)
+        for name, kind in KINDS.items()
+        if kind.tuned_as == DECOUPLED
+        for steps in lengths_of(name, results.size)
+        if (over := results.over(name, DECOUPLED, steps)) and over.half_width
+    ]
     for place, (_, over) in enumerate(rows):
         axes.errorbar(over.mean, place, xerr=over.half_width, fmt="o", capsize=3, color=_COLOURS[DECOUPLED])
     axes.axvline(0, color="#8a96a3", linewidth=1)

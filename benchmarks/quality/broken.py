@@ -20,7 +20,8 @@ from benchmarks.report import Row, measured, write_rows
 from skerry.wire.policy import Policy
 
 BOUND_PERCENT: Final = 5.0
-"""The most that a broken learner may cost."""
+"""The most that a broken learner may cost, unless it is `BELIEVED`."""
+BELIEVED: Final = "90 times the tokens"
 _STEPS: Final = 96
 _INNER_STEPS: Final = 8
 _CHECKPOINT_STEP: Final = 8
@@ -60,6 +61,7 @@ class _OldCheckpoint:
 FAULTS: Final[Mapping[str, Callable[[], Fault]]] = {
     "NaN": lambda: Fault(_weights_times(float("nan"))),
     "1000 times the tokens": lambda: Fault(token_factor=1000),
+    BELIEVED: lambda: Fault(token_factor=90),
     "100 times the rate": lambda: Fault(_rate_100_times_too_high),
     "weights of flipped sign": lambda: Fault(_weights_times(-1.0)),
     "a checkpoint of long ago": lambda: Fault(_OldCheckpoint({})),

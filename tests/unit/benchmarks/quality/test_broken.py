@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.quality.arms import Outcome
-from benchmarks.quality.broken import BOUND_PERCENT, FAULTS, arm, percent_over
+from benchmarks.quality.broken import BELIEVED, BOUND_PERCENT, FAULTS, arm, percent_over
 from benchmarks.quality.world import train_islands
 
 pytestmark = pytest.mark.long
@@ -16,7 +16,7 @@ def sound() -> Outcome:
     return train_islands(arm(2), 0)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTS.keys() - {BELIEVED})
 def test_one_broken_learner_of_three_costs_at_most_the_bound(sound: Outcome, name: str) -> None:
     outcome = train_islands(arm(3), 0, FAULTS[name]())
     assert percent_over(outcome, sound) < BOUND_PERCENT

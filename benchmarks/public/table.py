@@ -68,7 +68,7 @@ class Results:
     def share(self, name: str, steps: int) -> Estimate | None:
         """Returns the share of the gap between one learner and one place that a row closes, paired by seed."""
         paired = self._paired(steps, name, ALONE, TOGETHER)
-        return share_of_gap(*paired) if paired and name not in (ALONE, TOGETHER) else None
+        return share_of_gap(*paired) if paired and (KINDS[name].tuned_as or name) not in (ALONE, TOGETHER) else None
 
     def over(self, name: str, reference: str, steps: int) -> Estimate | None:
         """Returns by how many percent a row's loss is above another's, paired by seed."""

@@ -16,7 +16,7 @@ def sound() -> Outcome:
     return train_islands(arm(2), 0)
 
 
-@pytest.mark.parametrize("name", FAULTS.keys() - {BELIEVED})
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != BELIEVED])
 def test_one_broken_learner_of_three_costs_at_most_the_bound(sound: Outcome, name: str) -> None:
     outcome = train_islands(arm(3), 0, FAULTS[name]())
     assert percent_over(outcome, sound) < BOUND_PERCENT

@@ -3,7 +3,8 @@
     python3.13 .ci/try_wheel.py dist/skerry-0.1.0-py3-none-any.whl
 
 It imports every module of the wheel, starts `skerry serve`, and has a learner of arrays merge a version. The tree is
-not on the path. pip's own variables (PIP_CONSTRAINT, PIP_INDEX_URL) apply.
+not on the path. pip's own variables (PIP_CONSTRAINT, PIP_INDEX_URL) apply. The environment stays in build/wheel-VERSION
+of the tree until the next time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import venv
 from pathlib import Path
@@ -50,34 +50,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     wheel: Path = parser.parse_args().wheel.resolve()
-    with tempfile.TemporaryDirectory(prefix="skerry-wheel-") as name:
-        folder = Path(name).resolve()
-        venv.create(folder / "venv", with_pip=True, upgrade_deps=True, symlinks=True)
-        programs = folder / "venv" / "bin"
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SKERRY_"))}
+    folder = ROOT / "build" / f"wheel-{sys.version_info[0]}.{sys.version_info[1]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder / "venv", with_pip=True, upgrade_deps=True, symlinks=True)
+    programs = folder / "venv" / "bin"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SKERRY_"))}
 
-        def run(*words: str | Path, timeout_s: float | None = None) -> str:
-            return subprocess.run(
-                words, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, check=True, timeout=timeout_s
-            ).stdout
+    def run(*words: str | Path, timeout_s: float | None = None) -> str:
+        return subprocess.run(
+            words, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, check=True, timeout=timeout_s
+        ).stdout
 
-        run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[{EXTRAS}]")
-        print(run(programs / "python", "-c", _IMPORT), end="")
-        port_file = folder / "port"
-        serve = (programs / "skerry", "serve", "--new-store", "--listen", "127.0.0.1:0", "--port-file", port_file)
-        with subprocess.Popen(serve, cwd=folder, env=variables, stdout=subprocess.PIPE) as syncer:
-            try:
-                end_s = time.monotonic() + _START_S
-                while not port_file.exists():
-                    if syncer.poll() is not None or time.monotonic() > end_s:
-                        raise SystemExit(f"the syncer did not start. exit_status={syncer.poll()}")
-                    time.sleep(0.1)
-                variables["SKERRY_TARGET"] = f"127.0.0.1:{port_file.read_text().strip()}"
-                shutil.copyfile(ROOT / "examples" / "arrays.py", folder / "arrays.py")
-                run(programs / "python", "arrays.py", "us", timeout_s=_EXAMPLE_S)
-                shown = json.loads(run(programs / "skerry", "runs", "show", "arrays", "--json"))
-            finally:
-                syncer.terminate()
+    run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[{EXTRAS}]")
+    print(run(programs / "python", "-c", _IMPORT), end="")
+    port_file = folder / "port"
+    serve = (programs / "skerry", "serve", "--new-store", "--listen", "127.0.0.1:0", "--port-file", port_file)
+    with subprocess.Popen(serve, cwd=folder, env=variables, stdout=subprocess.PIPE) as syncer:
+        try:
+            end_s = time.monotonic() + _START_S
+            while not port_file.exists():
+                if syncer.poll() is not None or time.monotonic() > end_s:
+                    raise SystemExit(f"the syncer did not start. exit_status={syncer.poll()}")
+                time.sleep(0.1)
+            variables["SKERRY_TARGET"] = f"127.0.0.1:{port_file.read_text().strip()}"
+            shutil.copyfile(ROOT / "examples" / "arrays.py", folder / "arrays.py")
+            run(programs / "python", "arrays.py", "us", timeout_s=_EXAMPLE_S)
+            shown = json.loads(run(programs / "skerry", "runs", "show", "arrays", "--json"))
+        finally:
+            syncer.terminate()
     newest = max(version["version"] for version in shown["run"]["versions"])
     print(f"Python {sys.version.split()[0]}: a learner of arrays reached version {newest}")
     return 0 if newest > 0 and syncer.returncode == 0 else 1

@@ -63,7 +63,8 @@ class Engine:
         Raises:
             EngineError: with none of them it answers.
         """
-        # What a test run that was killed has left would start its containers again.
+        # What another test run has left would start its containers again. It is removed only now, because that takes
+        # minutes on a file system that discards every block at once.
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True)
         failures = []
@@ -81,10 +82,9 @@ class Engine:
         raise EngineError("\n".join(failures))
 
     def stop(self) -> None:
-        """Ends every process of the engine and its containers, at once, and removes what they wrote."""
+        """Ends every process of the engine and its containers, at once; `data` stays until an engine starts there."""
         if self._namespace is not None:
             self._namespace.end()
-        shutil.rmtree(self.data)
         shutil.rmtree(self.folder)
         for controller in Path("/sys/fs/cgroup").glob(f"**/{self._cgroup}"):
             for folder, _, _ in os.walk(controller, topdown=False):

@@ -97,6 +97,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         lambda size, text, steps, _: _together(1)(size, text, steps, _NANOGPT_RATE), (2000,), ALONE
     ),
     TOGETHER: Kind(_together(_COUNT), _ALL, is_trend=True),
+    # Rates are tuned for shorter runs.
+    f"{TOGETHER}, at half the rate": Kind(
+        lambda size, text, steps, rate: _together(_COUNT)(size, text, steps, rate / 2), (5000,), TOGETHER
+    ),
     SYNCHRONOUS: Kind(
         _synchronous(outer_rate=0.55, outer_momentum=0.8, merge="rda", ramp=3.0, settling=0.125), _ALL[:3]
     ),

@@ -97,7 +97,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         lambda size, text, steps, _: _together(1)(size, text, steps, _NANOGPT_RATE), (2000,), ALONE
     ),
     TOGETHER: Kind(_together(_COUNT), _ALL, is_trend=True),
-    # Rates are tuned for shorter runs.
+    # The rate is tuned at 1000 steps, and may be too high for 5000.
     f"{TOGETHER}, at half the rate": Kind(
         lambda size, text, steps, rate: _together(_COUNT)(size, text, steps, rate / 2), (5000,), TOGETHER
     ),

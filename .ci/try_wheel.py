@@ -61,7 +61,8 @@ def main() -> int:
             words, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, check=True, timeout=timeout_s
         ).stdout
 
-    run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[{EXTRAS}]")
+    install = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    run(*install, f"{wheel}[{EXTRAS}]")
     print(run(programs / "python", "-c", _IMPORT), end="")
     port_file = folder / "port"
     serve = (programs / "skerry", "serve", "--new-store", "--listen", "127.0.0.1:0", "--port-file", port_file)

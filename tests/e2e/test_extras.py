@@ -52,7 +52,6 @@ def everything(built_with_torch: Path, tmp_path_factory: pytest.TempPathFactory)
     environment = Environment(folder, Path(sys.executable).resolve())
     shutil.copytree(built_with_torch, folder / "dist", ignore=shutil.ignore_patterns("*.tar.gz"))
     shutil.copytree(ROOT / "examples", folder / "examples")
-    environment.variables["PIP_NO_COMPILE"] = "1"  # most of it is never imported
     beside = " ".join(chain.from_iterable(BESIDE.values()))
     environment.shell(f"{INSTALL_LINE.replace('[torch]', '[' + ','.join(EXTRAS) + ']')} {beside}")
     with served(environment):

@@ -20,7 +20,7 @@ from tests.support.made_keys import make_keys, tls_of
 from tests.support.raw_learner import RawLearner, connected, create_run, layout, pull
 from tests.support.serve_process import serve_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(300)]
 
 _HONEST: Final = "honest"
 _HOST: Final = "127.0.0.1"

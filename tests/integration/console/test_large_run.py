@@ -15,7 +15,8 @@ from playwright.sync_api import Page, expect
 from tests.e2e.machine import ROOT
 from tests.support.large_run import FRAGMENTS, VERSION_COUNT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # it measures; minutes are versions, folded on one core
+# Minutes are versions, folded on one core.
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
 
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 

@@ -20,7 +20,8 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.e2e  # each part has its time, which needs the machine
+@pytest.mark.e2e
+@pytest.mark.alone  # each part has its time
 @pytest.mark.timeout(600)
 def test_all_parts_run_at_toy_sizes_on_a_cpu(tmp_path: Path) -> None:
     arguments = ["--quick", "--device", "cpu", "--minutes", "9", "--results", str(tmp_path)]

@@ -38,10 +38,10 @@ test-long: $(READY) ## run what is too long for the default suite: more seeds an
 	@echo "test-long: tests that take too long for the default suite"
 	@$(BIN)/python -m pytest -m "long and not e2e" -n 3 --dist worksteal $(ARGS)
 
-test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (up to an hour)
-	@echo "test-e2e: one after another, what measures"
+test-e2e: $(READY) ## run floods and what needs root, containers or Debian's servers, and say what was skipped (half an hour)
+	@echo "test-e2e: what measures, one after another"
 	@$(BIN)/python -m pytest -m "e2e and alone" -rs $(ARGS) || test $$? = 5  # 5: none of these is in ARGS
-	@echo "test-e2e: three files beside each other"
+	@echo "test-e2e: the others, three files beside each other"
 	@$(BIN)/python -m pytest -m "e2e and not alone" -rs -n 3 --dist loadfile $(ARGS) || test $$? = 5
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (8 minutes)

@@ -14,7 +14,7 @@ SUPPLY := build/supply-chain
 SITE := build/site-environment
 MINUTES ?= 60
 INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
-# What pip leaves uncompiled, and most of it nothing imports, is compiled by its first import and kept.
+# A module is compiled when it is first imported. Many container images set this, and then each process compiles anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 # What pytest is given beyond the defaults, for example: make test ARGS="tests/unit/cli -x"

@@ -20,7 +20,8 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-# Files that share what takes long to make: the images in one engine, the wheel, and Ceph's gateway.
+# Files whose tests need the same engine with its images, the same wheel, or Ceph's gateway, without which they are
+# skipped. (`--dist loadgroup` forms no groups with pytest 9.2: pytest-xdist#1386.)
 _SHARED = {
     "test_compose": "images", "test_helm_pods": "images", "test_images": "images", "test_monitoring": "images",
     "test_extras": "wheel", "test_install": "wheel",
@@ -29,7 +30,7 @@ _SHARED = {
 
 
 class _SharedFiles(LoadFileScheduling):  # type: ignore[misc]  # untyped
-    """`--dist loadfile`, which also gives to one process all files that share something."""
+    """`--dist loadfile`, which also runs in one process the files that share something."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

@@ -41,7 +41,7 @@ class Environment:
             **kept,
             "PATH": f"{path}:{os.environ['PATH']}",
             "PIP_RETRIES": "0",  # an index that is not reached is asked only once
-            "PIP_NO_COMPILE": "0",  # pip reads it backwards: most of torch is never imported, and never compiled
+            "PIP_NO_COMPILE": "0",  # means --no-compile (pip reads it backwards), as little of torch is imported
             "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),  # what the tree is tested with
         }
         self._activate = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import settings
@@ -39,6 +39,8 @@ class _SharedFiles(LoadFileScheduling):  # type: ignore[misc]  # untyped
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Returns the scheduler of tests that run beside each other by file."""
+    renamed = _SHARED.keys() - {file.stem for file in Path(__file__).parent.rglob("test_*.py")}
+    assert not renamed, f"name these files anew in {__file__}: {sorted(renamed)}"
     return _SharedFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 

@@ -23,6 +23,9 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin"
 # Where it is, no package's server is started when the package is installed: the tests start what they need themselves.
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
+# Processes that run tests beside each other share the machine, so each waits this many times as long before it gives up.
+_SHARING = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
 T = TypeVar("T")
 
 
@@ -67,9 +70,10 @@ def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, st
     """Returns what a program printed.
 
     Raises:
-        CommandError: it ended with another status than 0, or took longer than `timeout_s`.
+        CommandError: it ended with another status than 0, or took longer than `timeout_s` on a machine of its own.
     """
     words = [str(word) for word in command]
+    timeout_s *= _SHARING
     try:
         done = subprocess.run(
             words,
@@ -93,8 +97,9 @@ def wait_until(condition: Callable[[], T | None], *, what: str, timeout_s: float
     """Returns the first answer of `condition` that counts as true, asked again and again.
 
     Raises:
-        AssertionError: there was none in time; the message names `what` was awaited.
+        AssertionError: there was none in the time that a machine of its own needs at most; the message names `what`.
     """
+    timeout_s *= _SHARING
     deadline = time.monotonic() + timeout_s
     while True:
         if answer := condition():

@@ -29,7 +29,8 @@ def wait_for_progress(services: Composition, *, beyond: dict[str, int], count: i
             version >= beyond.get(fragment, 0) + count for fragment, version in versions.items()
         )
 
-    wait_until(has_progressed, what=f"{count} more versions of every fragment", timeout_s=timeout_s)
+    # Each look starts a Python in a container, and the learners need the cores.
+    wait_until(has_progressed, what=f"{count} more versions of every fragment", timeout_s=timeout_s, every_s=3)
 
 
 def test_three_regions_train_one_model(services: Composition) -> None:

@@ -23,7 +23,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin"
 # Where it is, no package's server is started when the package is installed: the tests start what they need themselves.
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
-# Processes that run tests beside each other share the machine, so each waits this many times as long before it gives up.
+# Processes that run tests beside each other share the machine, so each gives up after this many times as long.
 _SHARING = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 T = TypeVar("T")

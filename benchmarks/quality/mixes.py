@@ -179,25 +179,31 @@ def main(
     outcomes = Outcomes(COMMITTED if committed else DIRECTORY / "mixes-outcomes.jsonl")
     mixes = [draw(number, size) for number in numbers or REPORTED]
     arms = {mix: (together(mix, size), parts(mix, size, with_groups=with_groups)) for mix in mixes}
-    for whole, part in arms.values():
-        wanted = [Job(arm, seed) for arm in part.values() for seed in (CHOICE_SEED, REPORT_SEED)]
-        if not committed:
-            run_jobs([Job(whole, REPORT_SEED), *wanted], outcomes, process_count=processes)
+    if not committed:
+        choices = [Job(arm, CHOICE_SEED) for _, part in arms.values() for arm in part.values()]
+        run_jobs(choices, outcomes, process_count=processes)
+        compared = [arm for whole, part in arms.values() for arm in (whole, part[_best(part, outcomes)])]
+        run_jobs([Job(arm, REPORT_SEED) for arm in compared], outcomes, process_count=processes)
     Console(width=120).print(_table(arms, outcomes))
 
 
-def _table(arms: Mapping[Mix, tuple[Islands, Mapping[tuple[int, ...], Arm]]], outcomes: Outcomes) -> Table:
-    def loss(arm: Arm, seed: int) -> float:
-        return statistics.fmean(outcomes[Job(arm, seed)].losses.values())
+def _loss(arm: Arm, seed: int, outcomes: Outcomes) -> float:
+    return statistics.fmean(outcomes[Job(arm, seed)].losses.values())
 
+
+def _best(part: Mapping[tuple[int, ...], Arm], outcomes: Outcomes) -> tuple[int, ...]:
+    return min(part, key=lambda chosen: _loss(part[chosen], CHOICE_SEED, outcomes))
+
+
+def _table(arms: Mapping[Mix, tuple[Islands, Mapping[tuple[int, ...], Arm]]], outcomes: Outcomes) -> Table:
     table = Table(
         "mix", "learners", "loss", "best part", "its loss", "over it, %", title="mixes beside their best part"
     )
     wholes, bests = [], []
     for mix, (whole, part) in arms.items():
-        best = min(part, key=lambda chosen: loss(part[chosen], CHOICE_SEED))
-        wholes.append(loss(whole, REPORT_SEED))
-        bests.append(loss(part[best], REPORT_SEED))
+        best = _best(part, outcomes)
+        wholes.append(_loss(whole, REPORT_SEED, outcomes))
+        bests.append(_loss(part[best], REPORT_SEED, outcomes))
         over = f"{100 * (wholes[-1] / bests[-1] - 1):+.1f}"
         names = ", ".join(map(str, best))
         table.add_row(str(mix.number), str(len(mix.islands)), f"{wholes[-1]:.3f}", names, f"{bests[-1]:.3f}", over)

@@ -19,6 +19,7 @@ class DataParallel:
     optimizer: str = "adamw"
     batch_size: int = 8
     shard_count: int | None = None  # parts that the data are cut into, of which each has one; None: as many as learners
+    part: int = 1  # of these, the one that the first learner trains on; the others train on those after it
     data: str = PYTHON
     rank: int = 0  # of the adapters that are trained; 0: the whole model is trained
     task: str = BYTES
@@ -50,6 +51,7 @@ class Island:
     jitter: float = 0.0  # each step's time varies by up to this share, either way
     batch_size: int = 8
     data: str = PYTHON
+    part: int | None = None  # of the data, from 1; None: that of its place among the islands
     start_within: float = 0.0  # time units from 0 in which it begins, at a time that the seed draws
     extra_delay: float = 0.0  # time units that each of its deltas is on its way longer than the others'
     absent: tuple[tuple[float, float], ...] = ()  # (from, to), in time units, dead between

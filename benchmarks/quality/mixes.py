@@ -14,7 +14,7 @@ import os
 import random
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -100,7 +100,8 @@ def draw(number: int, size: Size) -> Mix:
 
 def together(mix: Mix, size: Size, chosen: Iterable[int] | None = None) -> Islands:
     """Returns the run of the mix, or of the chosen of its learners, who keep their data."""
-    made = tuple(mix.islands if chosen is None else (mix.islands[index] for index in chosen))
+    indices = range(len(mix.islands)) if chosen is None else chosen
+    made = tuple(replace(mix.islands[index], part=index + 1) for index in indices)
     return islands(
         len(made),
         size.step_count,
@@ -124,6 +125,7 @@ def alone(mix: Mix, size: Size, index: int) -> DataParallel:
         size.peak_rate,
         batch_size=island.batch_size,
         shard_count=len(mix.islands),
+        part=index + 1,
         data=island.data,
         judged_on=_kinds(mix),
         task=size.task,

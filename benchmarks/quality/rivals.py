@@ -15,7 +15,7 @@ def train_data_parallel(arm: DataParallel, seed: int) -> Outcome:
     parts, batch_size = arm.shard_count or arm.learner_count, arm.batch_size
     samplers = [
         task.sampler(n, parts, seed=seed, task=arm.task, data=arm.data, batch_size=batch_size)
-        for n in range(1, arm.learner_count + 1)
+        for n in range(arm.part, arm.part + arm.learner_count)
     ]
     for step in range(arm.step_count):
         training.step(task.joined([sampler.batch(step) for sampler in samplers]), step)

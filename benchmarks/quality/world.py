@@ -57,6 +57,9 @@ _LATENCY: Final = 0.25
 _SYNCER_S: Final = 0.6
 # From the run's creation to the first step of all: time enough to join.
 _JOINING_S: Final = 60.0
+# An arm's delay is that of a delta of any size: all of it is under way at once, in one call.
+_WINDOW: Final = 1000
+_LANE_BYTES: Final = 2**40
 _STORE: Final = StoreFaults(latency_s=(0.001, 0.001))
 _SETTINGS: Final = HostSettings(replica=ReplicaSettings(busy_poll_s=0.25, idle_poll_s=1.0, retry_s=0.5))
 _STALL_S: Final = 60.0
@@ -103,7 +106,7 @@ class _World:
         latency_s = min(arm.delay / _MESSAGES, _LATENCY)
         self.bulk_s = max(0.0, arm.delay - _MESSAGES * latency_s - _SYNCER_S) / 2
         faults = NetworkFaults(latency_s=(latency_s, latency_s), wander=0.0)
-        self.network = Network(self._endpoints, faults, random.Random(seed))
+        self.network = Network(self._endpoints, faults, random.Random(seed), window=_WINDOW)
         self.log: RunLog | None = None
         self.begin_s = 0.0  # when the learners' clocks begin
         self._ready_count = 0
@@ -141,6 +144,8 @@ class _World:
         must_merge = self._fault is None and not self.arm.is_wall_clock
         if must_merge and figures["merged_steps"] < _LEAST_MERGED * owed_count:
             raise RuntimeError(f"work was not merged. owed={owed_count}, merged={figures['merged_steps']}")
+        if self._fault is None and set(self.arm.islands) == {Island()} and figures["answer_steps"] != self.arm.delay:
+            raise RuntimeError(f"answers did not take their time. steps={figures['answer_steps']}, {self.arm}")
         return Outcome(
             {data: judged.judge(data) for data in self.arm.judged_on},
             tuple(learner.step_count for learner in learners),
@@ -219,7 +224,12 @@ class _Learner:
         self.is_flushed = False
         self.training = task.InnerTraining(inner, seed=world.seed)
         self._sampler = task.sampler(
-            index + 1, count, seed=world.seed, task=arm.task, data=island.data, batch_size=island.batch_size
+            island.part or index + 1,
+            count,
+            seed=world.seed,
+            task=arm.task,
+            data=island.data,
+            batch_size=island.batch_size,
         )
         self._jitter = random.Random(f"{world.seed}/{index}/jitter")
         self._sessions = 0
@@ -283,6 +293,7 @@ class _Learner:
                 self._world.transport(self._name, extra_delay=self._island.extra_delay),
                 Retry(RetrySettings(), random.Random(f"{seed}/jitter"), is_transient),
                 stall_timeout_s=_STALL_S + self._island.extra_delay,
+                lane_bytes=_LANE_BYTES,
             ),
             _WatchedParameters(self.training.model, lambda: self.step_count, self.answers),
             ExchangeSettings(
@@ -373,7 +384,7 @@ def _figures(state: RunState, learners: list[_Learner]) -> dict[str, float]:
         "quarantined_sound": float(sum(delta.item.learner != last for delta in quarantined)),
         "versions": float(len(closes)),
         "participation": statistics.fmean(close.participation for close in closes),
-        "members": statistics.fmean(len(close.members) for close in closes),
+        "members": statistics.fmean(len(close.members) for close in closes if close.members),
         "staleness": statistics.fmean(delta.staleness for delta in merged),
         "deltas": float(len(state.deltas)),
         "merged": float(len(merged)),

@@ -31,8 +31,6 @@ from tests.simulation.processes import OUTSIDE, Process
 # As the client's and server's keepalive settings make it: a ping after 30 s, given up after 20 s more.
 KEEPALIVE_S: Final = 50.0
 CONNECT_S: Final = 20.0
-# Messages that may be under way in one direction of a call; stands for HTTP/2's windows.
-_WINDOW: Final = 6
 _REPEATED_CALL_S: Final = 10.0
 # What keeps messages of one direction in order: timers of one moment may fire in any.
 _BEHIND_S: Final = 1e-6
@@ -127,7 +125,7 @@ class _Pipe:
 
     @property
     def has_room(self) -> bool:
-        return self._under_way < _WINDOW
+        return self._under_way < self._network.window
 
     async def room(self) -> None:
         """Returns when another item may be sent."""
@@ -313,8 +311,11 @@ class Method:
 class Network:
     """All links, and the calls on them."""
 
-    def __init__(self, endpoints: list[Endpoint], faults: NetworkFaults, source: random.Random) -> None:
-        """Draws every fault from `source`."""
+    def __init__(
+        self, endpoints: list[Endpoint], faults: NetworkFaults, source: random.Random, *, window: int = 6
+    ) -> None:
+        """Draws every fault from `source`; `window` messages may be under way one way in a call, as in HTTP/2."""
+        self.window = window
         self.endpoints = endpoints
         self.faults = faults
         self.defects: list[str] = []  # errors of methods that are defects

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.quality.arms import DataParallel, Islands
 from benchmarks.quality.mixes import draw, parts, size_of, together
 from benchmarks.quality.task import BYTES
@@ -26,9 +28,10 @@ def test_the_parts_of_a_mix_are_its_learners_and_groups_of_up_to_four_on_the_dat
     assert len(with_groups) == 5 + 10 + 10 + 5
     pair = with_groups[1, 3]
     assert isinstance(pair, Islands)
-    assert (pair.islands, pair.shard_count) == ((mix.islands[1], mix.islands[3]), 5)
+    assert pair.islands == (replace(mix.islands[1], part=2), replace(mix.islands[3], part=4))
+    assert pair.shard_count == 5
     lone = with_groups[3,]
     assert isinstance(lone, DataParallel)
-    assert lone.learner_count == 1
+    assert (lone.learner_count, lone.part, lone.shard_count) == (1, 4, 5)
     assert lone.step_count <= mix.islands[3].speed * SIZE.step_count + 1
     assert len(together(mix, SIZE).islands) == 5

@@ -42,7 +42,7 @@ test-e2e: $(READY) ## run floods and what needs root, containers or Debian's ser
 	@echo "test-e2e: what measures, one after another"
 	@$(BIN)/python -m pytest -m "e2e and alone" -rs $(ARGS) || test $$? = 5  # 5: none of these is in ARGS
 	@echo "test-e2e: the others, three files beside each other"
-	@$(BIN)/python -m pytest -m "e2e and not alone" -rs -n 3 --dist loadfile $(ARGS) || test $$? = 5
+	@$(BIN)/python -m pytest -m "e2e and not alone" -rs -p tests.support.shared_files -n 3 --dist loadfile $(ARGS) || test $$? = 5
 
 test-integrations: $(TRAINERS)/.skerry-ready ## train with transformers, accelerate, Lightning, PEFT and JAX (8 minutes)
 	@echo "test-integrations: each trainer trains two islands, one of which is killed"

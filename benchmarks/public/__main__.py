@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,7 @@ Examples:
 )
 @click.option("--size", type=click.Choice(list(LENGTHS)), default=PUBLISHED, show_default=True, help="Parameters.")
 @click.option("--only", "names", multiple=True, type=click.Choice(list(KINDS)), help="A row.  [default: all]")
-@click.option("--steps", type=int, help="One length of those in the table.  [default: all]")
+@click.option("--steps", type=click.Choice(sorted({*chain(*LENGTHS.values())})), help="One length.  [default: all]")
 @click.option("--committed", is_flag=True, help="Show the committed results; train nothing.")
 @click.option("--processes", type=click.IntRange(min=1), help="Jobs at a time.  [default: processor cores]")
 def main(
@@ -49,6 +50,10 @@ def main(
 
     What was trained once is kept in build/benchmarks/public-outcomes.jsonl. The picture goes to build/benchmarks.
     """
+    lengths = LENGTHS[size] if steps is None else (steps,)
+    kinds = [name for name in names or KINDS if {*lengths} & {*lengths_of(name, size)}]
+    if not kinds:
+        raise click.UsageError("no row has these options: see --committed for those that there are")
     if committed:
         outcomes, text, rates = Outcomes(COMMITTED), COMMITTED_TEXT, {}
         for name in _tuned(KINDS, size):
@@ -63,9 +68,7 @@ def main(
             run_jobs([job], outcomes)
             return outcomes[job].losses[text]
 
-        kinds = names or tuple(KINDS)
         rates = {name: tune(name, size, text, loss_of) for name in _tuned(kinds, size)}
-        lengths = LENGTHS[size] if steps is None else (steps,)
         run_jobs(jobs(kinds, size, lengths, text, rates), outcomes, process_count=processes)
     from benchmarks.public.table import Results, draw, table  # here: matplotlib is slow to load
 

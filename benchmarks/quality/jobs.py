@@ -26,10 +26,8 @@ class Outcomes:
         """Reads what is there."""
         self._path = path
         self._known: dict[Job, Outcome] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                self._known[_job(record)] = _outcome(record["outcome"])
+        for record in whole_records(path):
+            self._known[_job(record)] = _outcome(record["outcome"])
 
     def __getitem__(self, job: Job) -> Outcome:
         """Returns the outcome of a job that was run."""
@@ -57,6 +55,15 @@ class Outcomes:
             file.write(json.dumps(record) + "\n")
 
 
+def whole_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the records of a file, if there is one; cuts off the last if only its beginning was written."""
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        os.truncate(path, len(whole.encode()))
+    return map(json.loads, whole.splitlines())
+
+
 def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | None = None) -> None:
     """Runs every job whose outcome is not known yet, the longest first, with a bar that says how far it is."""
     missing = {job for job in jobs if job not in outcomes}
@@ -78,13 +85,22 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
     ):
         bar = progress.add_task("training", total=total)
         futures = {pool.submit(run_job, job): job for job in waiting}
+        failures = []
         try:
             for future in as_completed(futures):
                 job = futures[future]
+                if future.cancelled():
+                    continue
+                if error := future.exception():  # the jobs at work are kept before it is told
+                    failures.append(error)
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    continue
                 outcomes.add(job, future.result())
                 progress.update(bar, advance=_cost(job))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an error is told once the jobs at work have ended
+            pool.shutdown(wait=False, cancel_futures=True)
+    if failures:
+        raise failures[0]
 
 
 def run_job(job: Job) -> Outcome:

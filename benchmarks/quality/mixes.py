@@ -186,7 +186,11 @@ def main(
         run_jobs(choices, outcomes, process_count=processes)
         compared = [arm for whole, part in arms.values() for arm in (whole, part[_best(part, outcomes)])]
         run_jobs([Job(arm, REPORT_SEED) for arm in compared], outcomes, process_count=processes)
-    Console(width=120).print(_table(arms, outcomes))
+    try:
+        shown = _table(arms, outcomes)
+    except KeyError as error:
+        raise click.ClickException("these were not trained: leave out --committed") from error
+    Console(width=120).print(shown)
 
 
 def _loss(arm: Arm, seed: int, outcomes: Outcomes) -> float:

@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.quality.jobs import whole_records
 from benchmarks.quality.statistics import estimate
 from benchmarks.report import DIRECTORY
 from skerry.wire.codecs import Codec, compress
@@ -255,8 +256,7 @@ def _corpus(text: str, shard: tuple[int, int] = (1, 1)) -> Corpus:
 
 def read(path: Path) -> dict[Arm, Outcome]:
     """Returns the outcomes in a file, of which there may be none."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {Arm(*record["arm"]): Outcome(*record["outcome"]) for record in map(json.loads, lines)}
+    return {Arm(*record["arm"]): Outcome(*record["outcome"]) for record in whole_records(path)}
 
 
 def _table(known: Mapping[Arm, Outcome]) -> Table:

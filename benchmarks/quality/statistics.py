@@ -31,6 +31,10 @@ class Estimate:
         half_width = self.half_width or 0.0
         return self.mean - half_width, self.mean + half_width
 
+    def is_at_most(self, bound: float) -> bool | None:
+        """Whether the whole interval is at or below the bound; None of one seed, which can't say."""
+        return None if self.half_width is None else self.interval[1] <= bound
+
 
 def estimate(samples: Sequence[float]) -> Estimate:
     """Returns the mean of `samples`, their standard deviation, and the half width of the mean's 95 % interval.

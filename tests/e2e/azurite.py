@@ -20,7 +20,7 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.machine import BUILD, SYSTEM_PATH, CommandError, need_programs, run, tail, wait_until
+from tests.e2e.machine import BUILD, SYSTEM_PATH, CommandError, installing, need_programs, run, tail, wait_until
 from tests.support.ports import free_ports
 
 AZURITE: Final = (pytest.mark.e2e, pytest.mark.timeout(900))  # of a test that may have to install it
@@ -36,14 +36,15 @@ _KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 def need_azurite() -> None:
     """Installs it, or skips the test."""
     need_programs(PACKAGES)
-    if _PROGRAM.exists():
-        return
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    words = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(_FOLDER), f"azurite@{_VERSION}"]
-    try:
-        run(words, timeout_s=400)
-    except CommandError as error:
-        pytest.skip(f"npm can't install Azurite: {error}")
+    with installing():
+        if _PROGRAM.exists():
+            return
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        words = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(_FOLDER), f"azurite@{_VERSION}"]
+        try:
+            run(words, timeout_s=400)
+        except CommandError as error:
+            pytest.skip(f"npm can't install Azurite: {error}")
 
 
 @dataclass

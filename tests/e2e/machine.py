@@ -70,10 +70,9 @@ def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, st
     """Returns what a program printed.
 
     Raises:
-        CommandError: it ended with another status than 0, or took longer than `timeout_s` on a machine of its own.
+        CommandError: it ended with another status than 0, or took longer than `timeout_s`.
     """
     words = [str(word) for word in command]
-    timeout_s *= _SHARING
     try:
         done = subprocess.run(
             words,
@@ -116,13 +115,14 @@ def need_root() -> None:
 
 def need_programs(packages: Mapping[str, str]) -> None:
     """Installs the Debian packages of programs that are missing, or skips the test; `packages`: program to package."""
-    if all(map(find, packages)):
-        return
+    with installing():  # what another process is about to install is not whole yet
+        if not _missing(packages):
+            return
     if os.geteuid() != 0:
         pytest.skip(f"not root, so install it yourself: apt install {' '.join(_missing(packages))}")
     if find("apt-get") is None:
         pytest.skip(f"no apt-get here to install {' '.join(_missing(packages))}")
-    with _alone():
+    with installing():
         names = _missing(packages)
         if not names:
             return  # another process has installed them meanwhile
@@ -168,7 +168,7 @@ def _tail_of(text: str | bytes, lines: int = 40) -> str:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def installing() -> Iterator[None]:
     """Waits until no other process of the tests installs: apt-get waits for another's installation, not its update."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "apt.lock").open("w") as lock:

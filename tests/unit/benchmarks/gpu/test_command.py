@@ -38,8 +38,9 @@ def test_all_parts_run_at_toy_sizes_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_parts_for_which_no_time_is_left_are_skipped_with_a_row(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         command.main(["--device", "cpu", "--minutes", "0", "--results", str(tmp_path)], standalone_mode=False)
+    assert ended.value.code == 1
     assert [(row["part"], row["end"]) for row in _rows(tmp_path)[1:]] == [(part, "skipped") for part in PARTS]
 
 

@@ -82,3 +82,23 @@ def test_rows_are_compared_under_the_seeds_that_both_have(tmp_path: Path) -> Non
     assert loss.samples == (1.0, 1.5, 9.0)
     assert over.samples == (-50.0, -50.0)
     assert results.share(DECOUPLED, 500) is None  # nothing is known of one place
+
+
+def test_an_outcome_of_which_only_the_beginning_was_written_is_trained_again(tmp_path: Path) -> None:
+    path, arm, outcome = (
+        tmp_path / "outcomes.jsonl",
+        KINDS[ALONE].make("0.8M", TEXT, 500, 1e-3),
+        Outcome({TEXT: 2.0}, (500,)),
+    )
+    for seed in (0, 1):
+        Outcomes(path).add(Job(arm, seed), outcome)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    assert list(Outcomes(path)) == [Job(arm, 0)]
+    Outcomes(path).add(Job(arm, 1), outcome)
+    assert path.read_bytes() == whole
+
+
+def test_options_that_leave_no_row_are_refused_before_anything_is_trained() -> None:
+    result = CliRunner().invoke(command.main, ["--size", "3M", "--only", "decoupled, plain mean"])
+    assert (result.exit_code, "no row has these options" in result.output) == (2, True)

@@ -14,6 +14,13 @@ def test_an_interval_follows_student() -> None:
     assert found.half_width == pytest.approx(4.303 / 3**0.5)
 
 
+def test_a_bound_is_met_by_the_whole_interval_and_one_seed_can_not_say() -> None:
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.is_at_most(found.interval[1])
+    assert found.is_at_most(2.0) is False
+    assert estimate([1.0]).is_at_most(5.0) is None
+
+
 def test_percent_are_paired_by_seed() -> None:
     found = percent_over([1.01, 2.02], [1.0, 2.0])
     assert found.mean == pytest.approx(1.0)

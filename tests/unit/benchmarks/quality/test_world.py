@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.quality import world
 from benchmarks.quality.arms import Island, islands
+from benchmarks.quality.bulk_transport import BulkTransport
 from benchmarks.quality.world import train_islands
 
 pytestmark = pytest.mark.long
@@ -38,6 +39,14 @@ def test_a_delay_is_the_steps_until_adoption_and_costs_no_delta() -> None:
     quick, late = (train_islands(islands(2, 3 * 24 + 12, RATE, delay=delay, judged_on=()), 0) for delay in (2.0, 12.0))
     assert (quick.figures["answer_steps"], late.figures["answer_steps"]) == (2, 12)
     assert late.figures["merged"] == quick.figures["merged"]
+
+
+def test_a_delay_is_as_long_for_a_delta_of_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BulkTransport, "part_size_bytes", 2**12)
+    codec = {"codec": "float32", "block": 256, "vector_codec": "float32", "compressor": "none"}
+    policy = {"delta_encoding": codec, "update_encoding": codec}
+    outcome = train_islands(islands(2, 60, RATE, policy=policy, judged_on=()), 0)  # or it raises
+    assert outcome.figures["answer_steps"] == 2
 
 
 def test_steps_that_died_with_their_process_are_taken_again_until_as_many_are_merged() -> None:

@@ -91,9 +91,10 @@ def run_jobs(jobs: Iterable[Job], outcomes: Outcomes, *, process_count: int | No
                 job = futures[future]
                 if future.cancelled():
                     continue
-                if error := future.exception():  # the jobs at work are kept before it is told
+                if error := future.exception():  # it is told once the jobs at work have ended
                     failures.append(error)
-                    pool.shutdown(wait=False, cancel_futures=True)
+                    for other in futures:
+                        other.cancel()
                     continue
                 outcomes.add(job, future.result())
                 progress.update(bar, advance=_cost(job))

@@ -57,7 +57,7 @@ _LATENCY: Final = 0.25
 _SYNCER_S: Final = 0.6
 # From the run's creation to the first step of all: time enough to join.
 _JOINING_S: Final = 60.0
-# An arm's delay is that of a delta of any size: all of it is under way at once, in one call.
+# So that a delta of any size takes the arm's delay: it travels in one call, and no message waits for room.
 _WINDOW: Final = 1000
 _LANE_BYTES: Final = 2**40
 _STORE: Final = StoreFaults(latency_s=(0.001, 0.001))

@@ -96,7 +96,7 @@ def wait_until(condition: Callable[[], T | None], *, what: str, timeout_s: float
     """Returns the first answer of `condition` that counts as true, asked again and again.
 
     Raises:
-        AssertionError: there was none in the time that a machine of its own needs at most; the message names `what`.
+        AssertionError: there was none within `timeout_s`, times the processes that share the machine.
     """
     timeout_s *= _SHARING
     deadline = time.monotonic() + timeout_s
